@@ -1,0 +1,187 @@
+"""The one search over a `LayeredGraph`. It returns what it did: every step, every distance, and whether it hit."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from amem.graph import LayeredGraph
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["enter", "hop", "descend", "expand", "reject"]
+
+
+class Step(NamedTuple):
+    """One thing the search did. `source` is None for the entry; `distance` is that of `target` to the query.
+
+    enter: start at the entry point. hop: move to a nearer neighbour above level 0. descend: one level down, no
+    distance computed. expand: a level-0 neighbour taken up as a candidate. reject: a neighbour compared, not taken.
+    """
+
+    kind: Kind
+    level: int
+    source: str | None
+    target: str
+    distance: float
+
+
+@dataclass
+class Trace:
+    """A search as it ran. results: (id, distance), nearest first. evaluations: distances computed.
+
+    target/hit: the note that was looked for and whether it is among the results (None when nothing was looked for);
+    reason says in words why it was or was not reached.
+    """
+
+    kind: str
+    k: int
+    ef: int
+    stop: str
+    steps: list[Step] = field(default_factory=list)
+    evaluations: int = 0
+    results: list[tuple[str, float]] = field(default_factory=list)
+    target: str | None = None
+    hit: bool | None = None
+    reason: str = ""
+
+    @property
+    def visited(self) -> list[str]:
+        """Ids whose distance was computed, in order of first sight."""
+        return list(dict.fromkeys(s.target for s in self.steps))
+
+    def path(self, to: str | None = None) -> list[Step]:
+        """The moves that led from the entry to `to` (default: the target if reached, else the best result)."""
+        goal = to if to is not None else self.target if self.hit else self.results[0][0] if self.results else None
+        came_by: dict[tuple[int, str], Step] = {}
+        for step in self.steps:
+            if step.kind != "reject":
+                came_by.setdefault((step.level, step.target), step)
+        level = 0 if (0, goal) in came_by else min((lv for lv, t in came_by if t == goal), default=-1)
+        moves: list[Step] = []
+        while goal is not None and level >= 0:
+            step = came_by[level, goal]
+            moves.append(step)
+            level += step.kind == "descend"
+            goal = step.source
+        return moves[::-1]
+
+    def expect(self, target: str) -> Trace:
+        """Say which note was looked for; sets `hit` and `reason` from what the search found."""
+        self.target = target
+        self.hit = any(name == target for name, _ in self.results)
+        seen = next((s for s in self.steps if s.target == target and s.kind != "descend"), None)
+        if self.hit:
+            rank = [name for name, _ in self.results].index(target) + 1
+            self.reason = f"reached after {self.evaluations} distance evaluations, rank {rank}"
+        elif seen is None:
+            self.reason = "not reached: no walked edge led to it before the stop rule ended the search"
+        else:
+            self.reason = f"seen at distance {seen.distance:.4f}, but {len(self.results)} others were nearer"
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; distances rounded to 6 decimals, steps as [kind, level, source, target, distance]."""
+        return {
+            **{
+                name: getattr(self, name)
+                for name in ("kind", "k", "ef", "stop", "evaluations", "target", "hit", "reason")
+            },
+            "results": [[name, round(distance, 6)] for name, distance in self.results],
+            "steps": [[*s[:4], round(s.distance, 6)] for s in self.steps],
+            "path": [s.target for s in self.path()],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """The steps, one a row."""
+        import pandas as pd
+
+        return pd.DataFrame(self.steps, columns=list(Step._fields))
+
+    def __repr__(self) -> str:
+        found = "" if self.target is None else f", target {self.target} {'hit' if self.hit else 'NOT hit'}"
+        moves = " -> ".join(dict.fromkeys(f"L{s.level}:{s.target}" for s in self.path()))
+        return f"Trace({self.kind}, ef={self.ef}, {self.evaluations} evaluations{found}: {moves or 'empty graph'})"
+
+
+def search(
+    graph: LayeredGraph, query: npt.ArrayLike, k: int = 10, ef: int = 16, stop: Literal["hnsw", "article"] = "hnsw"
+) -> Trace:
+    """Greedy descent from the entry, then best-first search at level 0 (Malkov and Yashunin 2018, algorithms 2 and 5).
+
+    query: (d,), any length but zero. k results are wanted; ef >= k candidates are kept (a smaller ef is raised to k).
+    stop "hnsw": end when the nearest open candidate is farther than the ef-th best. stop "article": seed 000's rule,
+    end as soon as ef points have been collected, near or not.
+    Returns a `Trace`; each distance computed is one enter, hop, expand or reject step.
+    """
+    if k < 1 or ef < 1:
+        raise ValueError(f"k and ef must be at least 1, got k={k}, ef={ef}")
+    ef = max(ef, k)
+    trace = Trace(graph.kind, k, ef, stop)
+    if len(graph) == 0:
+        trace.reason = "the graph is empty"
+        return trace
+    q = np.asarray(query, dtype=np.float64)
+    if q.shape != graph.vectors.shape[1:]:
+        raise ValueError(f"query has shape {q.shape}, the graph's vectors have {graph.vectors.shape[1]} dimensions")
+    length = np.linalg.norm(q)
+    if not np.isfinite(length) or length == 0:
+        raise ValueError("the query vector is zero or not finite, so it has no direction")
+    q = q / length
+
+    def note(kind: Kind, level: int, source: int | None, target: int, distance: float) -> None:
+        trace.steps.append(
+            Step(kind, level, None if source is None else graph.ids[source], graph.ids[target], distance)
+        )
+
+    def compare(points: npt.NDArray[np.int64]) -> list[float]:
+        trace.evaluations += len(points)
+        return graph.distances(q, points).tolist()
+
+    here = graph.entry
+    near = compare(np.array([here]))[0]
+    note("enter", graph.max_level, None, here, near)
+    for level in range(graph.max_level, 0, -1):
+        improved = True
+        while improved:
+            improved = False
+            origin = here
+            around = graph.neighbours(level, origin)
+            for point, distance in zip(around.tolist(), compare(around), strict=True):
+                if distance < near:
+                    here, near, improved = point, distance, True
+                    note("hop", level, origin, point, distance)
+                else:
+                    note("reject", level, origin, point, distance)
+        note("descend", level - 1, here, here, near)
+
+    seen = np.zeros(len(graph), dtype=bool)
+    seen[here] = True
+    open_: list[tuple[float, int]] = [(near, here)]
+    best: list[tuple[float, int]] = [(-near, -here)]  # max-heap: the farthest of the ef best on top
+    while open_:
+        near, here = heapq.heappop(open_)
+        if stop == "hnsw" and len(best) >= ef and near > -best[0][0]:
+            break
+        if stop == "article" and len(best) >= ef:
+            break
+        around = graph.neighbours(0, here)
+        around = around[~seen[around]]
+        seen[around] = True
+        for point, distance in zip(around.tolist(), compare(around), strict=True):
+            if stop == "article" or len(best) < ef or distance < -best[0][0]:
+                heapq.heappush(open_, (distance, point))
+                heapq.heappush(best, (-distance, -point))
+                if stop == "hnsw" and len(best) > ef:
+                    heapq.heappop(best)
+                note("expand", 0, here, point, distance)
+            else:
+                note("reject", 0, here, point, distance)
+    ranked = sorted((-d, -i) for d, i in best)
+    trace.results = [(graph.ids[i], d) for d, i in ranked[:k]]
+    return trace

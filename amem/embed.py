@@ -29,6 +29,8 @@ class Embedder(Protocol):
 
     def encode_document(self, texts: Sequence[str]) -> Floats: ...
 
+    def __hash__(self) -> int: ...
+
 
 def windows(text: str) -> list[str]:
     """`text` in pieces of at most 400 characters, at most 16 of them, for the encoder.

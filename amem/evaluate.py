@@ -37,6 +37,9 @@ class Score:
     notes: int = 0
     right: int = 0
     scoped: int = 0
+    corrections: int = 0  # gold: facts that supersede another
+    ended: int = 0  # notes the extractor superseded
+    ended_rightly: int = 0
     missed: list[str] = field(default_factory=list)
     spurious: list[str] = field(default_factory=list)
     wrong_scope: list[str] = field(default_factory=list)
@@ -44,12 +47,15 @@ class Score:
 
     def figures(self) -> dict[str, float]:
         """note_recall: facts carried by a note; note_precision: notes that carry a fact; scope_accuracy: over the
-        facts carried; paired_recall: facts carried when a note may count for one fact only."""
+        facts carried; paired_recall: facts carried when a note may count for one fact only; supersession_*: notes
+        ended by a correction, against the gold's."""
         return {
             "note_recall": round(self.found / max(1, self.facts), 4),
             "note_precision": round(self.right / max(1, self.notes), 4),
             "scope_accuracy": round(self.scoped / max(1, self.found), 4),
             "paired_recall": round(self.paired / max(1, self.facts), 4),
+            "supersession_recall": round(self.ended_rightly / max(1, self.corrections), 4),
+            "supersession_precision": round(self.ended_rightly / max(1, self.ended), 4),
         }
 
 
@@ -79,8 +85,10 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
     halves = {"odd": Score(), "even": Score()}
     known = Known([], embedder.encode_document([]))
     events = {event.id: event.title for event in story.events}
+    carriers: dict[str, set[str]] = {}  # gold fact -> notes that carry it
     for i, turn in enumerate(story.turns):
-        notes = extract(turn, known, embedder, story.turns[i - 1] if i else None, events).notes
+        result = extract(turn, known, embedder, story.turns[i - 1] if i else None, events)
+        notes = result.notes
         half, facts = halves["even" if i % 2 else "odd"], gold[turn.id]
         carried = {
             (f, n): carries(note, fact, language) for f, fact in enumerate(facts) for n, note in enumerate(notes)
@@ -91,6 +99,7 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
         half.paired += len(nx.max_weight_matching(pairs))
         for f, fact in enumerate(facts):
             by = [note for n, note in enumerate(notes) if carried[f, n]]
+            carriers[fact["id"]] = {note.id for note in by}
             if not by:
                 half.missed.append(f"{turn.id} [{fact['scope']}] {fact['fact']}")
                 continue
@@ -100,6 +109,11 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
             half.scoped += note.scope == fact["scope"]
             if note.scope != fact["scope"]:
                 half.wrong_scope.append(f"{turn.id} {note.scope}, gold {fact['scope']}: {note.content}")
+        outdated = [old for fact in facts for old in fact["supersedes"]]
+        half.corrections += len(outdated)
+        half.ended += len(result.superseded)
+        known_old = set().union(*(carriers.get(old, set()) for old in outdated))
+        half.ended_rightly += sum(old in known_old for old, _, _ in result.superseded)
         for n, note in enumerate(notes):
             if any(carried[f, n] for f in range(len(facts))):
                 half.right += 1

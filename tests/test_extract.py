@@ -30,7 +30,8 @@ def fresh(embedder: Embedder) -> Known:
 
 @pytest.mark.parametrize(
     "text",
-    ["好的，谢谢你！", "哈哈哈哈", "早，在吗？", "嗯嗯，明白了。", "👌", "辛苦啦，晚安～", "怎么办呢？", "ok cool", "Haha yes!",
+    ["好的，谢谢你！", "哈哈哈哈", "早，在吗？", "嗯嗯，明白了。", "👌", "辛苦啦，晚安～", "怎么办呢？", "ok cool",
+     "Haha yes!",
      "Thanks, that's great!", "Hi, how are you?", "Can they do that?", "Good night, talk soon."],
 )  # fmt: skip
 def test_small_talk_gives_no_note(text: str) -> None:

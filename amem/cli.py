@@ -110,7 +110,7 @@ def eval_scopes(
 ) -> None:
     """Scope tagging on labelled texts, halved by the hash of the text; weights are fitted to one half.
 
-    Fitted with it: the sentences of `scopes.toml`, and the odd turns of the Chinese story with three times the weight.
+    Fitted with it: the examples of `scopes.toml`, and the odd turns of the Chinese story with three times the weight.
     """
     from amem import embed, evaluate, runs, scopes, story
 
@@ -120,12 +120,13 @@ def eval_scopes(
         told = story.load("zh")
         gold = evaluate.load_gold(story.DATA / "story_zh.gold.json", told)
         own = evaluate.score(told, gold, embedder)["odd"].pairs
-        rows = [*halves[0], *zip(*scopes.training(), strict=True), *own]
-        both = embedder.encode_document([text for text, _ in rows])
-        found = [scopes.features(text, vector, embedder)[0] for (text, _), vector in zip(rows, both, strict=True)]
+        rows = [(text, scope, "other") for text, scope in [*halves[0], *scopes.examples()]]
+        rows += own
+        both = embedder.encode_document([text for text, *_ in rows])
+        found = [scopes.features(t, v, embedder, role)[0] for (t, _, role), v in zip(rows, both, strict=True)]
         share = [1.0] * (len(rows) - len(own)) + [3.0] * len(own)
         place = Path(scopes.__file__).parent / "cues" / "scope_weights.json"
-        runs.write_bytes(place, scopes.fit(found, [scope for _, scope in rows], share).encode())
+        runs.write_bytes(place, scopes.fit(found, [scope for _, scope, _ in rows], share).encode())
         typer.echo(f"fitted to {len(rows)} texts: {place}; run again without --fit for the figures")
         return
     for half, label in ((0, "tuning half"), (1, "kept half")):

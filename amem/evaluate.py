@@ -21,8 +21,9 @@ from amem.text import fold
 HOW = (
     "A note carries a fact when of each of the fact's key groups one alternative stands in the note's content (NFKC, "
     "case folded, white space removed)\nand the note is no longer than three times the fact (or 60 Chinese, 180 other "
-    "characters). paired_recall lets a note count for one fact only.\nThe rules were tuned on the odd turns of the "
-    "Chinese story; the even turns, and the English story, were kept for this report."
+    "characters). paired_recall lets a note count for one fact only; supersession counts notes ended by a correction.\n"
+    "Rules and weights were tuned on the odd turns of the Chinese story; of the English story the odd turns were looked at "
+    "to see what was missing.\nThe even turns of both were kept for this report."
 )
 LONGEST = {"zh": 60, "en": 180}  # a note may be this long, or three times the fact: a copy of the turn is no note
 
@@ -43,7 +44,7 @@ class Score:
     missed: list[str] = field(default_factory=list)
     spurious: list[str] = field(default_factory=list)
     wrong_scope: list[str] = field(default_factory=list)
-    pairs: list[tuple[str, Scope]] = field(default_factory=list)  # content of a note, scope of the fact it carries
+    pairs: list[tuple[str, Scope, scopes.Role]] = field(default_factory=list)  # note, scope of its fact, who said it
 
     def figures(self) -> dict[str, float]:
         """note_recall: facts carried by a note; note_precision: notes that carry a fact; scope_accuracy: over the
@@ -105,7 +106,7 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
                 continue
             half.found += 1
             note = min(by, key=lambda n: len(n.content))
-            half.pairs.append((note.content, Scope(fact["scope"])))
+            half.pairs.append((note.content, Scope(fact["scope"]), turn.role))
             half.scoped += note.scope == fact["scope"]
             if note.scope != fact["scope"]:
                 half.wrong_scope.append(f"{turn.id} {note.scope}, gold {fact['scope']}: {note.content}")

@@ -209,7 +209,7 @@ def extract(
     vectors = embedder.encode_document([note.content for note in found])
     result = TurnResult(turn, vectors=vectors)
     for draft, vector in zip(found, vectors, strict=True):
-        scope, reasons = scopes.tag(draft.content, vector, embedder)
+        scope, reasons = scopes.tag(draft.content, vector, embedder, turn.role)
         note = draft.model_copy(update={"scope": scope, "scope_why": reasons})
         result.notes.append(note)
         _connect(note, vector, known, result)

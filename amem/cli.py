@@ -87,17 +87,17 @@ def eval_extract(
     from amem import embed, evaluate, runs, story
 
     figures = {}
-    for language in ("zh", "en"):
-        told = story.load(language)
-        gold = evaluate.load_gold(story.DATA / f"story_{language}.gold.json", told)
+    for name in ("story_zh", "story_en", "blind_en"):
+        told = story.load(story.DATA / f"{name}.json")
+        gold = evaluate.load_gold(story.DATA / f"{name}.gold.json", told)
         for half, result in evaluate.score(told, gold, embed.load()).items():
-            line = "  ".join(f"{name} {value:.3f}" for name, value in result.figures().items())
-            typer.echo(f"{language} {half:4} turns: {result.facts} facts, {result.notes} notes  {line}")
-            if half == "even":
-                figures[language] = result.figures()
-            for name in ("missed", "spurious", "wrong_scope") if misses else ():
-                for item in getattr(result, name):
-                    typer.echo(f"    {name}: {item}")
+            line = "  ".join(f"{key} {value:.3f}" for key, value in result.figures().items())
+            typer.echo(f"{name} {half:4} turns: {result.facts} facts, {result.notes} notes  {line}")
+            if half == "even" and name.startswith("story"):
+                figures[told.language] = result.figures()
+            for kind in ("missed", "spurious", "wrong_scope") if misses else ():
+                for item in getattr(result, kind):
+                    typer.echo(f"    {kind}: {item}")
     typer.echo(evaluate.HOW)
     if json_path is not None:
         runs.write_json(json_path, figures)
@@ -113,6 +113,7 @@ def eval_scopes(
     Fitted with it: the examples of `scopes.toml`, and the odd turns of the Chinese story with three times the weight.
     """
     from amem import embed, evaluate, runs, scopes, story
+    from amem.notes import Scope
 
     embedder, halves = embed.load(), evaluate.labelled(data)
     vectors = {half: embedder.encode_document([text for text, _ in rows]) for half, rows in halves.items()}
@@ -120,7 +121,9 @@ def eval_scopes(
         told = story.load("zh")
         gold = evaluate.load_gold(story.DATA / "story_zh.gold.json", told)
         own = evaluate.score(told, gold, embedder)["odd"].pairs
-        rows = [(text, scope, "other") for text, scope in [*halves[0], *scopes.examples()]]
+        rows: list[tuple[str, Scope, scopes.Role]] = [
+            (text, scope, "other") for text, scope in [*halves[0], *scopes.examples()]
+        ]
         rows += own
         both = embedder.encode_document([text for text, *_ in rows])
         found = [scopes.features(t, v, embedder, role)[0] for (t, _, role), v in zip(rows, both, strict=True)]

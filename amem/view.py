@@ -8,7 +8,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 Language = Literal["en", "zh"]
+Nav = Mapping[str, Any]
 Point = tuple[float, float, float]
 Line = list[Point]
 AnyTrace = Trace | Mapping[str, Any]
@@ -34,25 +35,21 @@ SCOPE_STYLE: dict[Scope, tuple[str, str, str]] = {
     Scope.CASE_HISTORY: ("#0072b2", "circle", "●"),
     Scope.USER_PROFILE: ("#e69f00", "diamond", "◆"),
     Scope.GENERAL_LAW: ("#d55e00", "square", "■"),
-    Scope.CROSS_CASE: ("#cc79a7", "x", "✖"),
-    Scope.GLOBAL_PROCEDURE: ("#009e73", "cross", "✚"),
+    Scope.CROSS_CASE: ("#cc79a7", "diamond-open", "◇"),
+    Scope.GLOBAL_PROCEDURE: ("#009e73", "square-open", "□"),
 }
-# Opaque colours, light and dark: half-transparent 3D lines are blended wrongly where they cross.
+# Opaque colours: half-transparent 3D lines are blended wrongly where they cross. Their dark twins are in style.json.
 PAPER, INK, SOFT, PLANE, DIM, SHADOW = "#ffffff", "#15181c", "#57606a", "#a8b0ba", "#e9ecef", "#cbd1d8"
 TAKEN, REJECTED, BRIDGE, TARGET = "#5b8fc7", "#c7a17a", "#b5651d", "#c2185b"
 EDGES = ("#c3cad2", "#93a8c2", "#8d9f8f", "#a595b5")
-DARK: dict[str, str] = {
-    PAPER: "#14171b", INK: "#f4f6f8", SOFT: "#a7b1bc", PLANE: "#505963", DIM: "#262b31", SHADOW: "#434b55",
-    TAKEN: "#5b8fc7", REJECTED: "#8a6a48", BRIDGE: "#c98a4b", TARGET: "#ff6fa5",
-    EDGES[0]: "#3f4852", EDGES[1]: "#4d6480", EDGES[2]: "#55695a", EDGES[3]: "#65587a",
-}  # fmt: skip
+BEHIND = (0, 0.004, -0.01)  # edges lie this much behind a path walked over them, or the two flicker
 STATIC = files("amem") / "static"
 
 
 @cache
-def _words(language: Language) -> dict[str, str]:
-    words: dict[Language, dict[str, str]] = json.loads((STATIC / "words.json").read_text("utf-8"))
-    return words[language]
+def _static(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((STATIC / name).read_text("utf-8"))
+    return content
 
 
 def layout(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -67,8 +64,7 @@ def layout(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         return np.full((n, 2), 0.5)
     centred = rows - rows.mean(axis=0)
     angle = np.arange(n) * 2.399963  # the golden angle: equal vectors leave in different directions
-    spiral = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    main = spiral
+    main = spiral = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     for _ in range(30):  # PCA by power iteration: a LAPACK SVD waits seconds for its threads on a busy machine
         main, _ = np.linalg.qr(centred @ (centred.T @ main))
     flat = (main * np.sqrt(n) + 1e-3 * spiral).round(6)
@@ -79,14 +75,13 @@ def layout(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
     wanted = np.zeros((n, n))
     wanted[np.arange(n)[:, None], near[:, : n - 1]] = 1
     wanted = (wanted + wanted.T) / (2 * wanted.sum())
-    rounds = int(np.clip(4e8 / n**2, 60, 300))  # each round is quadratic in n
+    rounds = int(np.clip(1e8 / n**2, 40, 300))  # each round is quadratic in n
     speed = np.zeros((n, 2))
     for done in range(rounds):
         square = (flat**2).sum(axis=1)
         closeness = 1 / (1 + square[:, None] + square[None] - 2 * flat @ flat.T)
         np.fill_diagonal(closeness, 0)
-        exaggerated = wanted * (4 if done < rounds // 3 else 1)
-        force = (exaggerated - closeness / closeness.sum()) * closeness
+        force = (wanted * (4 if done < rounds // 3 else 1) - closeness / closeness.sum()) * closeness
         speed = 0.7 * speed - n / 2 * (force.sum(axis=1)[:, None] * flat - force @ flat)
         # Rounding drops what differs from one processor's arithmetic to another's before it can grow.
         flat = (flat + speed).round(6)
@@ -94,7 +89,7 @@ def layout(vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
     ranks = flat.argsort(axis=0, kind="stable").argsort(axis=0) / (n - 1)
     flat = (_stretched(flat) + ranks) / 2
     radius = 0.7 / np.sqrt(n)
-    for _ in range(30):
+    for _ in range(rounds // 10):
         apart = flat[:, None] - flat[None]
         distance = np.maximum(np.hypot(apart[..., 0], apart[..., 1]), 1e-9)
         flat = _stretched(flat + 0.3 * np.einsum("ij,ijk->ik", np.maximum(radius - distance, 0) / distance, apart))
@@ -121,46 +116,39 @@ def _wrap(text: str, columns: int = 48, limit: int = 7) -> str:
     return "<br>".join(html.escape(row, quote=False).replace("$", "&#36;") for row in shown)
 
 
-def _hover(node: Mapping[str, Any], language: Language) -> str:
-    scope = SCOPE_NAMES[language][Scope(node["scope"])]
-    time = (node["time"] or "")[:16].replace("T", " ")
-    source = " · ".join(str(part) for part in (node["speaker"], node["turn_id"], node["session"], time) if part)
-    return f"{_wrap(node['content'])}<br><b>{scope} · L{node['level']}</b><br>{_wrap(source)}"
+def _hover(node: Nav, language: Language) -> str:
+    where = f"{SCOPE_NAMES[language][Scope(node['scope'])]} · L{node['level']}"
+    parts = (node["speaker"], node["turn_id"], node["session"], (node["time"] or "")[:16].replace("T", " "))
+    return f"{_wrap(node['content'])}<br><b>{where}</b><br>{_wrap(' · '.join(filter(None, parts)))}"
 
 
-def _trace(trace: AnyTrace) -> Trace:
-    if isinstance(trace, Trace):
-        return trace
-    fields = {name: value for name, value in trace.items() if name not in ("path", "steps", "results")}
-    results = [(name, distance) for name, distance in trace["results"]]
-    return Trace(**fields, steps=[Step(*step) for step in trace["steps"]], results=results)
+def _trace(trace: AnyTrace, known: Container[str]) -> Trace:
+    if not isinstance(trace, Trace):
+        fields = {**trace, "steps": [Step(*s) for s in trace["steps"]], "results": [tuple(r) for r in trace["results"]]}
+        fields.pop("path", None)
+        trace = Trace(**fields)
+    for name in trace.visited:
+        if name not in known:
+            raise ValueError(f"the trace walks note {name}, which the graph lacks; make both by the same filters")
+    return trace
 
 
 def sentence(trace: Trace, language: Language = "en") -> str:
     """What the search cost and whether it found what was looked for, in one sentence."""
     names = [name for name, _ in trace.results]
-    if trace.target is None:
-        key = "query"
-    elif trace.hit:
-        key = "hit"
-    elif not trace.steps:
-        key = "outside"
+    if trace.target is None or trace.hit:
+        key = "query" if trace.target is None else "hit"
     else:
-        key = "seen" if trace.target in trace.visited else "unseen"
+        key = "outside" if not trace.steps else "seen" if trace.target in trace.visited else "unseen"
     rank = names.index(str(trace.target)) + 1 if key == "hit" else 0
-    return _words(language)[key].format(evaluations=trace.evaluations, rank=rank, k=len(names))
+    return _static("words.json")[language][key].format(evaluations=trace.evaluations, rank=rank, k=len(names))
 
 
-def walked(trace: Trace, at: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Line]]:
+def walked(trace: Trace, at: Mapping[str, Nav]) -> dict[str, list[Line]]:
     """The lines of a trace by role: "path" (one line through all moves), "taken", "rejected" (one a comparison).
 
-    at: node of each id, with x and y; the height is the level. Raises ValueError when the trace walks other notes.
+    at: node of each id, with x and y; the height is the level.
     """
-    for step in trace.steps:
-        if step.target not in at:
-            raise ValueError(
-                f"the trace walks note {step.target}, which the graph lacks; make both by the same filters"
-            )
 
     def place(name: str, level: int) -> Point:
         return at[name]["x"], at[name]["y"], float(level)
@@ -184,13 +172,12 @@ def _coordinates(lines: Iterable[Line]) -> dict[str, list[float | None]]:
 
 def _between(a: Point, b: Point, gap: float = 0.016) -> Line:
     """The line from a to b without its ends: the end of a line would be drawn across the marker it leads to."""
-    share = min(gap / max(float(np.hypot(b[0] - a[0], b[1] - a[1])), abs(b[2] - a[2]) / 3, 1e-9), 0.4)
-    (ax, ay, az), (bx, by, bz) = a, b
-    dx, dy, dz = share * (bx - ax), share * (by - ay), share * (bz - az)
-    return [(ax + dx, ay + dy, az + dz), (bx - dx, by - dy, bz - dz)]
+    start, way = np.array(a) + BEHIND, np.array(b) - np.array(a)
+    share = min(gap / max(float(np.hypot(way[0], way[1])), abs(way[2]) / 3, 1e-9), 0.4)
+    return [tuple(start + share * way), tuple(start + (1 - share) * way)]
 
 
-def figure(nav: Mapping[str, Any], trace: AnyTrace | None = None, language: Language = "en") -> go.Figure:
+def figure(nav: Nav, trace: AnyTrace | None = None, language: Language = "en") -> go.Figure:
     """The navigation graph in 3D: a plane a level, notes on their top level (faint below it), edges, and the trace.
 
     nav: what `Memory.nav_graph()` returns. trace: a `Trace` or its `to_dict()`; its path is drawn as it was walked and
@@ -199,118 +186,85 @@ def figure(nav: Mapping[str, Any], trace: AnyTrace | None = None, language: Lang
     """
     import plotly.graph_objects as go
 
-    words, nodes = _words(language), nav["nodes"]
+    words, style, nodes = _static("words.json")[language], _static("style.json"), nav["nodes"]
     at = {node["id"]: node for node in nodes}
-    walk = None if trace is None else _trace(trace)
+    walk = None if trace is None else _trace(trace, at)
     said = sentence(walk, language) if walk else ""
-    frame = go.Layout(
-        uirevision="amem", paper_bgcolor=PAPER, plot_bgcolor=PAPER, font={"color": INK, "size": 13},
-        hoverlabel={"align": "left", "bgcolor": PAPER, "bordercolor": SOFT, "font": {"color": INK, "size": 13}},
-        legend={"orientation": "h", "y": 0, "yanchor": "top", "x": 0.5, "xanchor": "center", "itemsizing": "constant"},
-    )  # fmt: skip
+    fig = go.Figure(layout=style["layout"])
     if not nodes:
-        text = "<br>".join(filter(None, [words["empty"], said]))
-        frame.update(
-            xaxis={"visible": False}, yaxis={"visible": False},
-            annotations=[{"text": text, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper"}],
-        )  # fmt: skip
-        return go.Figure(layout=frame)
-    hidden = {"visible": False, "showspikes": False}
+        fig.update_layout(style["empty"]).layout.annotations[0].text = "<br>".join(filter(None, [words["empty"], said]))
+        return fig
     levels = len(nav["layers"])
-    title = said or words["graph"].format(n=len(nodes), levels=levels)
-    frame.update(
-        title={"text": title, "font": {"size": 16}, "x": 0.02, "y": 0.97}, margin={"l": 0, "r": 0, "t": 44, "b": 0},
-        scene={
-            "xaxis": {**hidden, "range": [-0.08, 1.08]}, "yaxis": {**hidden, "range": [-0.08, 1.08]},
-            "zaxis": {**hidden, "range": [-0.15, max(levels - 1, 1) + 0.15]},
-            "aspectmode": "manual", "aspectratio": {"x": 2.1, "y": 1.35, "z": min(0.3 + 0.4 * levels, 1.62)},
-            "camera": {
-                "eye": {"x": 0.35, "y": -1.75, "z": 0.75}, "center": {"x": 0.06, "y": 0, "z": 0.03},
-                "projection": {"type": "orthographic"},
-            },
-        },
+    fig.update_layout(
+        title_text=said or words["graph"].format(n=len(nodes), levels=levels), scene=style["scene"],
+        scene_zaxis_range=[-0.15, max(levels - 1, 1) + 0.15],
+        scene_aspectratio={"x": 2.1, "y": 1.35, "z": min(0.3 + 0.4 * levels, 1.62)},
     )  # fmt: skip
-    fig = go.Figure(layout=frame)
 
-    def lines(
-        role: str, drawn: Iterable[Line], colour: str, width: float, named: str = "", dash: str = "solid"
-    ) -> None:
+    def lines(role: str, drawn: Iterable[Line], colour: str, width: float, **more: Any) -> None:
         coordinates = _coordinates(drawn)
-        fig.add_scatter3d(
-            **coordinates, mode="lines", meta=role, line={"color": colour, "width": width, "dash": dash},
-            hoverinfo="skip", name=named, showlegend=bool(named and coordinates["x"]),
-        )  # fmt: skip
+        named = {"name": words.get(role, ""), "showlegend": role in words and colour != DIM and bool(coordinates["x"])}
+        line = {"color": colour, "width": width, **more}
+        fig.add_scatter3d(**coordinates, mode="lines", meta=role, line=line, hoverinfo="skip", **named)
 
-    def marks(role: str, points: list[Point], marker: dict[str, Any], **more: Any) -> None:
-        fig.add_scatter3d(**_coordinates([points]), meta=role, marker=marker, **{"mode": "markers", **more})
+    def marks(role: str, points: list[Point], **more: Any) -> None:
+        fixed = {"mode": "markers", "hoverinfo": "skip", "showlegend": False}
+        fig.add_scatter3d(**_coordinates([points]), meta=role, **{**fixed, **more})
 
-    def place(node: Mapping[str, Any], level: int) -> Point:
-        return node["x"], node["y"], float(level)
+    def place(name: str, level: int | None = None) -> Point:
+        return at[name]["x"], at[name]["y"], float(at[name]["level"] if level is None else level)
+
+    def edges(level: int, bridge: bool) -> Iterator[Line]:
+        for e in nav["edges"]:
+            if level in e["levels"] and bridge == (e["bridge"] and level == 0):
+                yield _between(place(e["source"], level), place(e["target"], level))
 
     low, high = -0.05, 1.05
-    heights = [float(layer["level"]) for layer in nav["layers"]]
     square = [(low, low), (high, low), (high, high), (low, high), (low, low)]
-    lines("plane", ([(x, y, z) for x, y in square] for z in heights), PLANE, 2)
+    lines("plane", ([(x, y, float(level)) for x, y in square] for level in range(levels)), PLANE, 2)
     marks(
-        "label", [(low, low, z) for z in heights], {"size": 1, "color": PAPER}, mode="text", hoverinfo="skip",
-        text=[words["level"].format(**layer) for layer in nav["layers"]], textposition="middle left",
-        textfont={"size": 13, "color": SOFT}, showlegend=False,
+        "label", [(low, low, float(level)) for level in range(levels)], mode="text", textposition="middle left",
+        text=[words["level"].format(**layer) for layer in nav["layers"]], textfont={"size": 13, "color": SOFT},
     )  # fmt: skip
-    faint = walk is not None
-    tall = [node for node in nodes if node["level"] > 0]
-    lines(
-        "pillar", (_between(place(n, level), place(n, level + 1)) for n in tall for level in range(n["level"])), DIM, 2
-    )
+    below = [(node["id"], level) for node in nodes for level in range(node["level"])]
+    lines("pillar", (_between(place(name, level), place(name, level + 1)) for name, level in below), DIM, 2)
     for level in range(levels):
-        drawn = [e for e in nav["edges"] if level in e["levels"] and not (e["bridge"] and level == 0)]
-        ends = (_between(place(at[e["source"]], level), place(at[e["target"]], level)) for e in drawn)
-        lines("edge", ends, DIM if faint else EDGES[level % len(EDGES)], 2)
-    bridges = (_between(place(at[e["source"]], 0), place(at[e["target"]], 0)) for e in nav["edges"] if e["bridge"])
-    lines("bridge", bridges, DIM if faint else BRIDGE, 3, words["bridge"], "dash")
-    marks(
-        "shadow", [place(node, level) for node in nodes for level in range(node["level"])],
-        {"size": 3, "color": SHADOW}, hoverinfo="skip", showlegend=False,
-    )  # fmt: skip
+        lines("edge", edges(level, False), DIM if walk else EDGES[level % len(EDGES)], 2)
+    lines("bridge", edges(0, True), DIM if walk else BRIDGE, 3, dash="dash")
+    marks("shadow", [place(name, level) for name, level in below], marker={"size": 3, "color": SHADOW})
     for scope, (colour, symbol, _) in SCOPE_STYLE.items():
         members = [node for node in nodes if node["scope"] == scope]
-        thin = symbol in ("x", "cross")
-        style = {"size": 6 if thin else 5.5, "color": colour, "symbol": symbol,
-                 "line": {"width": 0 if thin else 1, "color": PAPER}}  # fmt: skip
+        line = {"width": 2, "color": colour} if "open" in symbol else {"width": 1, "color": PAPER}
         marks(
-            scope.value, [place(node, node["level"]) for node in members], style, name=SCOPE_NAMES[language][scope],
+            scope.value, [place(node["id"]) for node in members], name=SCOPE_NAMES[language][scope],
+            marker={"size": 5.5, "color": colour, "symbol": symbol, "line": line},
             hovertext=[_hover(node, language) for node in members], hoverinfo="text", showlegend=bool(members),
             customdata=[node["id"] for node in members],
         )  # fmt: skip
-    found = walked(walk, at) if walk else {"path": [], "taken": [], "rejected": []}
-    lines("rejected", found["rejected"], REJECTED, 2, words["rejected"])
-    lines("taken", found["taken"], TAKEN, 3, words["taken"])
-    lines("path", found["path"], INK, 8, words["path"])
+    found = walked(walk, at) if walk else {}
+    for role, colour, width in (("rejected", REJECTED, 2), ("taken", TAKEN, 3), ("path", INK, 8)):
+        lines(role, found.get(role, []), colour, width)
     entry = walk.steps[0].target if walk and walk.steps else nav["params"]["entry"]
-    for role, name, colour, symbol, shift in (
-        ("entry", entry, INK, "diamond-open", -26),
-        ("target", walk.target if walk else None, TARGET, "circle-open", 26),
-    ):
-        points = [place(at[name], at[name]["level"])] if name in at else []
-        style = {"size": 13, "color": colour, "symbol": symbol, "line": {"width": 3, "color": colour}}
-        marks(role, points, style, hoverinfo="skip", showlegend=False)
-        # A note on top of the scene: text among the points would be covered by nearer ones.
+    goal = walk.target if walk else None
+    for role, name, colour, symbol in (("entry", entry, INK, "diamond-open"), ("target", goal, TARGET, "circle-open")):
+        points = [place(str(name))] if name in at else []
+        marks(
+            role, points, marker={"size": 13, "color": colour, "symbol": symbol, "line": {"width": 3, "color": colour}}
+        )
+        # An annotation lies on top of the scene: text among the points would be covered by nearer ones.
         fig.layout.scene.annotations += ({
             **dict(zip("xyz", points[0] if points else (0, 0, 0), strict=True)), "visible": bool(points), "name": role,
-            "text": words[role], "showarrow": False, "yshift": -shift, "bgcolor": PAPER, "opacity": 0.9,
-            "font": {"color": colour, "size": 13},
+            "text": words[role], "showarrow": False, "yshift": 26 if role == "entry" else -26, "bgcolor": PAPER,
+            "opacity": 0.9, "font": {"color": colour, "size": 13},
         },)  # fmt: skip
     return fig
 
 
 def _png(fig: go.Figure, width: int, height: int) -> bytes | None:
-    from kaleido.errors import ChromeNotFoundError
-
     try:
         return fig.to_image("png", width=width, height=height)
-    except (ChromeNotFoundError, RuntimeError) as error:
-        if isinstance(error, ChromeNotFoundError) or "requires Google Chrome" in str(error):
-            return None
-        raise
+    except RuntimeError:  # what kaleido raises when there is no Chromium, or none that starts
+        return None
 
 
 def show(fig: go.Figure, width: int = 900, height: int = 620) -> None:
@@ -319,13 +273,10 @@ def show(fig: go.Figure, width: int = 900, height: int = 620) -> None:
     from IPython.display import display
 
     sized = go.Figure(fig).update_layout(width=width, height=height)
-    bundle: dict[str, Any] = {
-        "application/vnd.plotly.v1+json": {**json.loads(sized.to_json()), "config": {"displaylogo": False}},
-        "text/plain": f"figure: {fig.layout.title.text or _words('en')['empty']}",
-    }
+    bundle = {"application/vnd.plotly.v1+json": json.loads(sized.to_json()), "text/plain": "a plotly figure"}
     png = _png(sized, width, height)
     if png is None:
-        print(_words("en")["no_image"])
+        print(_static("words.json")["en"]["no_image"])
     else:
         bundle["image/png"] = base64.b64encode(png).decode()
     display(bundle, raw=True)
@@ -334,33 +285,26 @@ def show(fig: go.Figure, width: int = 900, height: int = 620) -> None:
 def image(fig: go.Figure, path: str | Path, width: int = 900, height: int = 620) -> bool:
     """Write `fig` as a PNG of width x height pixels; False, and no file, where kaleido finds no Chromium."""
     png = _png(fig, width, height)
-    if png is not None:
-        Path(path).write_bytes(png)
-    return png is not None
+    return png is not None and bool(Path(path).write_bytes(png))
 
 
 def page(
-    nav: Mapping[str, Any],
-    traces: Mapping[str, AnyTrace],
-    turns: Mapping[str, Mapping[str, Any]],
-    path: str | Path,
-    title: str = "",
-    language: Language = "en",
-    event_titles: Mapping[str, str] | None = None,
-) -> Path:
+    nav: Nav, traces: Mapping[str, AnyTrace], turns: Mapping[str, Mapping[str, Any]], path: str | Path,
+    title: str = "", language: Language = "en", event_titles: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
     """Write the explorer as one HTML file that needs no network, and return its path. The file appears whole or not.
 
     nav: what `Memory.nav_graph()` returns. traces: the search for each note, by note id. turns: speaker, time and text
     by turn id. event_titles: what to call the events. Raises ValueError for a trace of another graph.
     """
-    fig = figure(nav, language=language).update_layout(title=None, margin={"l": 0, "r": 0, "t": 0, "b": 0})
+    fig = figure(nav, language=language).update_layout(title_text="", margin_t=0)
     place = {node["id"]: i for i, node in enumerate(nav["nodes"])}
+    walks = {name: _packed(_trace(trace, place), place, language) for name, trace in traces.items() if name in place}
     data = {
-        "title": title, "words": _words(language), "nav": nav, "events": dict(event_titles or {}),
-        "figure": json.loads(fig.to_json()), "dark": DARK, "dim": DIM,
+        "title": title, "words": _static("words.json")[language], "nav": nav, "events": dict(event_titles or {}),
+        "figure": json.loads(fig.to_json()), "dark": _static("style.json")["dark"], "dim": DIM, "traces": walks,
         "scopes": [[s, SCOPE_NAMES[language][s], colour, glyph] for s, (colour, _, glyph) in SCOPE_STYLE.items()],
         "turns": {name: [turn.get(part) for part in ("speaker", "time", "text")] for name, turn in turns.items()},
-        "traces": {name: _packed(_trace(trace), place, language) for name, trace in traces.items() if name in place},
     }  # fmt: skip
     whole = Template((STATIC / "page.html").read_text("utf-8")).substitute(
         language=language, title=html.escape(title or "amem"), css=(STATIC / "explorer.css").read_text("utf-8"),
@@ -382,4 +326,4 @@ def _packed(trace: Trace, place: Mapping[str, int], language: Language) -> dict[
         for s in trace.steps
     ]
     path = [trace.steps.index(step) for step in trace.path()]
-    return {"said": sentence(trace, language), "hit": trace.hit, "target": trace.target, "steps": steps, "path": path}
+    return {"said": sentence(trace, language), "hit": trace.hit, "steps": steps, "path": path}

@@ -108,5 +108,5 @@ def test_eval_extract_writes_the_figures_of_the_even_turns(tmp_path: Path) -> No
     assert set(figures) == {"zh", "en"}
     for language in figures:
         assert {"note_recall", "note_precision", "scope_accuracy"} <= set(figures[language])
-        assert f"{language} even" in done.stdout and f"{language} odd" in done.stdout
+        assert f"story_{language} even" in done.stdout and f"story_{language} odd" in done.stdout
     assert "missed:" in done.stdout and "alternative" in done.stdout

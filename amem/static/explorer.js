@@ -18,6 +18,7 @@ function h(tag, attributes, ...children) {
 }
 
 const fill = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+const WIDTH_TO_HEIGHT = 1.6; // of the whole scene with its labels, as the camera of style.json sees it
 const plain = (text) => text.normalize("NFKC").toLowerCase();
 const when = (time) => (time ? time.slice(0, 16).replace("T", " ") : "");
 const short = (text, most = 70) => ([...text].length > most ? [...text].slice(0, most).join("") + "…" : text);
@@ -103,15 +104,15 @@ function explore(el, model, data, Plotly) {
         other.setAttribute("aria-pressed", String(other === e.currentTarget));
       }
       applyFilter();
-    } }, h("span", {}, title, h("span", { class: "dates" }, dates)), h("span", { class: "count" }, String(number)));
+    } }, h("span", {}, title), h("span", { class: "dates" }, dates), h("span", { class: "count" }, String(number)));
   const index = h("nav", { class: "events", "data-testid": "event-index", "aria-label": words.events },
     h("h2", {}, words.events),
     h("ul", {}, h("li", {}, eventButton(null, words.all, nodes.length, ""))),
     ...[...eventIndex(nodes, data.events)].flatMap(([month, events]) => [
       h("h2", {}, month || words.undated),
       h("ul", {}, ...events.map(({ key, title, count: number, days }) => {
-        const last = days[days.length - 1];
-        return h("li", {}, eventButton(key, title, number, days.length ? [...new Set([days[0], last])].join(" – ") : ""));
+        const ends = new Set(days.length ? [days[0].slice(5), days[days.length - 1].slice(5)] : []);
+        return h("li", {}, eventButton(key, title, number, [...ends].join(" – ")));
       })),
     ]));
   const search = h("input", { type: "search", "data-testid": "search", placeholder: words.search, "aria-label": words.search,
@@ -201,7 +202,7 @@ function explore(el, model, data, Plotly) {
 
   // ---- graph ----
   const said = h("p", { class: "said", role: "status" });
-  const plot = h("div", { class: "plot", "data-testid": "plot" });
+  const plot = h("div", { class: "plot", "data-testid": "plot", tabindex: "-1" });
   const wantsDark = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => {
     const jupyter = document.body.dataset.jpThemeLight;
@@ -228,7 +229,9 @@ function explore(el, model, data, Plotly) {
       const role = base.meta;
       if (role in lines) return { ...base, ...coordinates(lines[role]), showlegend: lines[role].length > 0 };
       if (role in marks) return { ...base, ...coordinates(marks[role] ? [[place(marks[role], marks[role].level)]] : []) };
-      if (trace && (role === "edge" || role === "bridge")) return { ...base, line: { ...base.line, color: data.dim } };
+      if (trace && (role === "edge" || role === "bridge")) {
+        return { ...base, line: { ...base.line, color: data.dim }, showlegend: false };
+      }
       if (role === "shadow") {
         const height = (n) => n.level + (visible.has(n.id) ? 0 : 1);
         return { ...base, ...coordinates(nodes.map((n) => Array.from({ length: height(n) }, (_, level) => place(n, level)))) };
@@ -249,7 +252,10 @@ function explore(el, model, data, Plotly) {
       const at = label.name === "entry" ? start : node;
       return at ? { ...label, x: at.x, y: at.y, z: at.level, visible: true } : { ...label, visible: false };
     });
-    return { ...rest, scene: { ...scene, annotations } };
+    // The camera is orthographic, which fits the height only: a narrow plot needs narrower planes.
+    const fit = Math.min(1, plot.clientWidth / plot.clientHeight / WIDTH_TO_HEIGHT);
+    const { x, y, z } = scene.aspectratio;
+    return { ...rest, scene: { ...scene, annotations, aspectratio: { x: x * fit, y: y * Math.sqrt(fit), z } } };
   }
 
   const coloured = (part) => JSON.parse(JSON.stringify(part, (key, value) =>
@@ -263,18 +269,35 @@ function explore(el, model, data, Plotly) {
     said.classList.toggle("hit", trace?.hit === true);
     said.classList.toggle("miss", trace?.hit === false);
     return Plotly.react(plot, coloured(traces(node, trace)), coloured(layout(node, trace)), { displaylogo: false })
+      .then(leaveToNodes)
       .catch((error) => { said.textContent = fill(words.no_graph, { error }); });
+  }
+
+  // plotly looks up what is under the pointer even in traces without hover: lines and rings cover the notes behind them,
+  // and a line that has become shorter since the last look-up breaks the whole drawing (plotly.js 4.1.1).
+  function leaveToNodes() {
+    for (const trace of Object.values(plot._fullLayout.scene?._scene.traces ?? {})) {
+      if (trace.data.hoverinfo !== "skip") continue;
+      for (const drawn of [trace.linePlot, trace.scatterPlot, trace.textMarkers]) {
+        if (drawn) Object.assign(drawn, { drawPick: () => {}, pick: () => null });
+      }
+    }
   }
 
   function listenToClicks() {
     // plotly samples clicks in 3D once a frame and loses them (plotly.js#6185): take the pointer's own event instead.
+    // Its hover comes with the next frame; the note under the pointer is known after that.
     let over = null;
     let down = [0, 0];
     plot.on("plotly_hover", ({ points }) => { over = points[0].customdata; });
     plot.on("plotly_unhover", () => { over = null; });
-    plot.addEventListener("pointerdown", (e) => { down = [e.clientX, e.clientY]; }, true);
+    plot.addEventListener("pointerdown", (e) => {
+      down = [e.clientX, e.clientY];
+      plot.focus({ preventScroll: true }); // plotly keeps the browser from it; then Escape would go elsewhere
+    }, true);
     plot.addEventListener("pointerup", (e) => {
-      if (over !== null && Math.hypot(e.clientX - down[0], e.clientY - down[1]) < 5) select(over);
+      if (Math.hypot(e.clientX - down[0], e.clientY - down[1]) >= 5) return;
+      requestAnimationFrame(() => requestAnimationFrame(() => { if (over !== null) select(over); }));
     }, true);
   }
 
@@ -283,6 +306,7 @@ function explore(el, model, data, Plotly) {
     buttons.forEach((button, i) => button.setAttribute("aria-current", String(nodes[i] === node)));
     showDetails(node);
     if (node) buttons[nodes.indexOf(node)].scrollIntoView({ block: "nearest" });
+    if (node && matchMedia("(max-width: 860px)").matches) el.scrollIntoView(); // there the graph stands above the list
     draw();
   }
 
@@ -296,12 +320,15 @@ function explore(el, model, data, Plotly) {
   wantsDark.addEventListener("change", draw);
   applyFilter();
   listenToClicks();
-  new ResizeObserver(() => Plotly.Plots.resize(plot)).observe(plot);
+  new ResizeObserver(() => {
+    Plotly.Plots.resize(plot).catch(() => {}); // plotly refuses while the plot is hidden
+    draw();
+  }).observe(plot);
 }
 
 async function render({ model, el }) {
   if (!("DecompressionStream" in window)) {
-    el.textContent = "This page needs a browser that can unpack gzip (any of 2023 or later). 此页面需要 2023 年及以后的浏览器。";
+    el.textContent = "This page needs a browser of 2023 or later, which can unpack gzip. 此页面需要 2023 年及以后的浏览器。";
     return;
   }
   const data = JSON.parse(await unpack(model.get("data")));

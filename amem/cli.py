@@ -128,8 +128,9 @@ def eval_scopes(
         both = embedder.encode_document([text for text, *_ in rows])
         found = [scopes.features(t, v, embedder, role)[0] for (t, _, role), v in zip(rows, both, strict=True)]
         share = [1.0] * (len(rows) - len(own)) + [3.0] * len(own)
-        place = Path(scopes.__file__).parent / "cues" / "scope_weights.json"
-        runs.write_bytes(place, scopes.fit(found, [scope for _, scope, _ in rows], share).encode())
+        place = Path(scopes.__file__).parent / "cues"
+        for name, body in scopes.fit(found, [scope for _, scope, _ in rows], share, embedder).items():
+            runs.write_bytes(place / name, body)
         typer.echo(f"fitted to {len(rows)} texts: {place}; run again without --fit for the figures")
         return
     for half, label in ((0, "tuning half"), (1, "kept half")):
@@ -150,7 +151,11 @@ def main() -> None:
     except (Abort, KeyboardInterrupt):
         sys.stderr.write("stopped; the same command goes on where it stopped\n")
         sys.exit(130)
-    except (RuntimeError, ValueError, OSError, KeyError) as error:
+    except OSError as error:
+        where = error.filename or "a file"
+        sys.stderr.write(f"amem: {where}: {error.strerror}; make the place writable or free the disk, then run again\n")
+        sys.exit(1)
+    except (RuntimeError, ValueError, KeyError) as error:
         text = error.args[0] if isinstance(error, KeyError) else error
         sys.stderr.write(f"amem: {text}\n")
         sys.exit(1)

@@ -89,7 +89,7 @@ def score(story: Story, gold: dict[str, list[dict[str, Any]]], embedder: Embedde
     events = {event.id: event.title for event in story.events}
     carriers: dict[str, set[str]] = {}  # gold fact -> notes that carry it
     for i, turn in enumerate(story.turns):
-        result = extract(turn, known, embedder, story.turns[i - 1] if i else None, events)
+        result = extract(turn, known, embedder, events)
         notes = result.notes
         half, facts = halves["even" if i % 2 else "odd"], gold[turn.id]
         carried = {

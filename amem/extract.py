@@ -142,18 +142,16 @@ def keywords(content: str, limit: int = 6) -> list[str]:
     return list(unique.values())[::-1][:limit]
 
 
-def notes_of(turn: Turn, previous: Turn | None = None, events: Mapping[str, str] | None = None) -> list[Note]:
+def notes_of(turn: Turn, events: Mapping[str, str] | None = None) -> list[Note]:
     """The notes of one turn, without scope by embedding. `events` maps event ids to titles for the context line."""
     language = cues_.language(language_of(turn.text))
     said = sentences(turn.text)
-    before = ""
-    if previous is not None and previous.session == turn.session and (last := sentences(previous.text)):
-        before = previous.text[slice(*last[-1])]
     out: list[Note] = []
     for judged in (judge(turn.text, span, language) for span in pieces(turn.text, language)):
         if judged.points >= POINTS:
             at = bisect_left(said, judged.span) - 1
-            earlier = turn.text[slice(*said[at])] if at >= 0 else before
+            # Of this turn only: a note that quotes another turn would outlive its deletion.
+            earlier = turn.text[slice(*said[at])] if at >= 0 else ""
             out.append(_note(turn, judged, earlier[-60:], language, events or {}))
     return out
 
@@ -201,11 +199,9 @@ class Known:
         self.notes.append(note)
 
 
-def extract(
-    turn: Turn, known: Known, embedder: Embedder, previous: Turn | None = None, events: Mapping[str, str] | None = None
-) -> TurnResult:
+def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, str] | None = None) -> TurnResult:
     """All that `turn` adds to the store: notes with scope and vectors, links, superseded notes. `known` grows."""
-    found = notes_of(turn, previous, events)
+    found = notes_of(turn, events)
     vectors = embedder.encode_document([note.content for note in found])
     result = TurnResult(turn, vectors=vectors)
     for draft, vector in zip(found, vectors, strict=True):

@@ -62,7 +62,6 @@ class Memory:
         self.store = store
         self._embedder = embedder
         self._known: Known | None = None
-        self._previous: Turn | None = None
         self._built: tuple[tuple[str, ...], LayeredGraph] | None = None
 
     @classmethod
@@ -127,16 +126,14 @@ class Memory:
         """Extract the notes of `turn` and store them with the turn, in one transaction. Returns what was stored."""
         self.store.bind(self.embedder)
         if self._known is None:
-            notes, turns = self.store.notes(), self.store.turns()
+            notes = self.store.notes()
             self._known = Known(notes, self.store.vectors([note.id for note in notes]))
-            self._previous = turns[-1] if turns else None
         try:
-            result = extract(turn, self._known, self.embedder, self._previous, events)
+            result = extract(turn, self._known, self.embedder, events)
             self.store.add(result, self.store.next_seq())
         except BaseException:
             self._known = None  # it may hold notes that were not stored
             raise
-        self._previous = turn
         return result
 
     def forget(self, turn_id: str) -> None:

@@ -6,12 +6,14 @@ example sentences, each with a weight a scope (`cues/scope_weights.json`, fitted
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import tomllib
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +43,32 @@ def examples() -> list[tuple[str, Scope]]:
     return [(text, scope) for scope in SCOPES for language in ("zh", "en") for text in data[scope][language]]
 
 
+def digest(embedder: Embedder) -> str:
+    """What the stored vectors of the examples hang on: the embedder and the sentences."""
+    return hashlib.sha1("\n".join([embedder.name, *(text for text, _ in examples())]).encode()).hexdigest()
+
+
 @lru_cache(maxsize=4)
 def _examples(embedder: Embedder) -> list[npt.NDArray[np.float64]]:
-    texts = examples()
-    rows = embedder.encode_document([text for text, _ in texts]).astype(np.float64)
+    texts, place = examples(), files("amem.cues")
+    # Encoding them takes seconds at every start, so the default embedder's vectors lie beside the weights.
+    if _fitted()["examples"] == digest(embedder):
+        with place.joinpath("scope_examples.npy").open("rb") as file:
+            rows = np.load(file, allow_pickle=False).astype(np.float64)
+    else:
+        rows = embedder.encode_document([text for text, _ in texts]).astype(np.float64)
     return [rows[[i for i, (_, scope) in enumerate(texts) if scope == wanted]] for wanted in SCOPES]
+
+
+@lru_cache(maxsize=1)
+def _fitted() -> dict[str, Any]:
+    return json.loads(files("amem.cues").joinpath("scope_weights.json").read_text("utf-8"))
 
 
 @lru_cache(maxsize=1)
 def _weights() -> npt.NDArray[np.float64]:
     """A row of five weights for each name of `_names`; a cue that is newer than the fit weighs nothing."""
-    data = json.loads(files("amem.cues").joinpath("scope_weights.json").read_text("utf-8"))
+    data = _fitted()["weights"]
     return np.array([data.get(name, [0.0] * len(SCOPES)) for name in _names()])
 
 
@@ -88,12 +105,20 @@ def tag(text: str, vector: Floats, embedder: Embedder, role: Role = "other") -> 
     return SCOPES[best], reasons
 
 
-def fit(rows: Sequence[npt.NDArray[np.float64]], scopes: Sequence[Scope], weights: Sequence[float]) -> str:
-    """The text of `scope_weights.json` fitted to features with known scopes: softmax regression with an L2 penalty."""
+def fit(
+    rows: Sequence[npt.NDArray[np.float64]], scopes: Sequence[Scope], weights: Sequence[float], embedder: Embedder
+) -> dict[str, bytes]:
+    """The files of `amem/cues` that a fit makes, by name: weights, and vectors of the examples.
+
+    Softmax regression with an L2 penalty on features (n, f) with known scopes (n,) and sample weights (n,).
+    """
     from sklearn.linear_model import LogisticRegression
 
     target = [SCOPES.index(scope) for scope in scopes]
     model = LogisticRegression(C=0.5, max_iter=5000).fit(np.array(rows)[:, 1:], target, sample_weight=list(weights))
     table = np.vstack([model.intercept_, model.coef_.T])
-    lines = [f" {json.dumps(n)}: {json.dumps(row.round(3).tolist())}" for n, row in zip(_names(), table, strict=True)]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    lines = [f"  {json.dumps(n)}: {json.dumps(row.round(3).tolist())}" for n, row in zip(_names(), table, strict=True)]
+    text = f'{{\n "examples": "{digest(embedder)}",\n "weights": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+    vectors = io.BytesIO()
+    np.save(vectors, embedder.encode_document([text for text, _ in examples()]).astype(np.float16), allow_pickle=False)
+    return {"scope_weights.json": text.encode(), "scope_examples.npy": vectors.getvalue()}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -53,23 +54,21 @@ def test_a_folder_that_cannot_be_written_ends_with_one_sentence(tmp_path: Path) 
         assert str(out) in done.stderr
 
 
-def test_a_read_only_folder_ends_with_one_sentence(tmp_path: Path) -> None:
-    locked = tmp_path / "locked"
-    locked.mkdir()
-    locked.chmod(0o555)
-    done = subprocess.run(
-        # Root may write anywhere, so the command runs as nobody where the tests run as root.
-        [*(["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"] if os.getuid() == 0 else []),
-         sys.executable, "-c", "import os, sys; sys.exit(os.access(sys.argv[1], os.W_OK))", str(locked)],
-    )  # fmt: skip
-    if done.returncode:
-        pytest.skip("this user can write to read-only folders and cannot become another")
-    code = (
-        "import os, sys\nfrom amem import cli, generate, memory, pipeline, story\n"
-        "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "sys.argv = ['amem', 'run', '--story', 'zh', '--out', sys.argv[1]]\ncli.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(locked / "run")], capture_output=True, text=True, cwd=ROOT)
+def test_a_read_only_folder_ends_with_one_sentence() -> None:
+    """Root may write anywhere, so where the tests run as root the command becomes nobody first."""
+    with TemporaryDirectory(dir="/tmp") as place:
+        locked = Path(place) / "locked"
+        locked.mkdir()
+        Path(place).chmod(0o755)
+        locked.chmod(0o555)
+        code = (
+            "import os, sys\nfrom amem import cli, memory, pipeline\n"
+            "if os.getuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "sys.argv = ['amem', 'run', '--story', 'zh', '--out', sys.argv[1]]\ncli.main()"
+        )
+        args = [sys.executable, "-c", code, str(locked / "run")]
+        done = subprocess.run(args, capture_output=True, text=True, cwd=ROOT)
+        locked.chmod(0o755)
     assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "locked" in done.stderr and "writable" in done.stderr
 

@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 PY := .venv/bin/python
 OUT := runs/latest
 
-.PHONY: setup notebooks test showcase lint chromium commit-notebooks clean
+.PHONY: setup notebooks test showcase figures lint chromium commit-notebooks clean
 
 setup: .venv/.ready
 
@@ -21,7 +21,7 @@ setup: .venv/.ready
 notebooks: setup
 	rm -rf $(OUT)
 	mkdir -p $(OUT)/notebooks
-	AMEM_RUN=$(CURDIR)/$(OUT) $(PY) -m nbconvert --to notebook --execute --log-level WARN \
+	$(PY) -m nbconvert --to notebook --execute --log-level WARN \
 	  --ExecutePreprocessor.record_timing=False --ExecutePreprocessor.store_widget_state=False \
 	  --output-dir $(OUT)/notebooks $(sort $(wildcard notebooks/[0-9]*.ipynb))
 	@echo "notebooks with their outputs: $(OUT)/notebooks; open one with: .venv/bin/jupyter lab $(OUT)/notebooks"
@@ -38,6 +38,11 @@ showcase: setup
 commit-notebooks: notebooks
 	cp $(OUT)/notebooks/*.ipynb notebooks/
 	.venv/bin/nbstripout --keep-output notebooks/*.ipynb
+
+# The pictures of the README.
+figures: setup
+	for language in zh en; do \
+	  $(PY) -m amem figure runs/showcase_$$language --out notebooks/figures/trace_$$language.png || exit 1; done
 
 lint: setup
 	$(PY) -m ruff check .

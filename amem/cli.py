@@ -76,6 +76,26 @@ def reembed(
         typer.echo(f"{mem.reembed(model)} notes embedded with {model}")
 
 
+@app.command()
+def figure(
+    path: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path, typer.Option(help="PNG file.")],
+    note: Annotated[str | None, typer.Option(help="Note whose path is drawn; default the longest path.")] = None,
+) -> None:
+    """Draw the search for a note as a static picture."""
+    from amem import runs, view
+    from amem.memory import Memory
+
+    language = runs.read_json(path / runs.MANIFEST)["story"]["language"]
+    with Memory.open(path) as mem:
+        traces = [mem.nav_path(name, limit=None) for name in ([note] if note else [n.id for n in mem.notes()])]
+        drawn = max(traces, key=lambda t: (bool(t.hit), len(t.path())))
+        fig = view.figure(mem.nav_graph(limit=None), drawn, "zh" if language == "zh" else "en")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if not view.image(fig, out):
+        raise runs.RunError("a static picture needs Chromium; install it (Debian: make chromium) and run again")
+
+
 @evals.command("extract")
 def eval_extract(
     json_path: Annotated[

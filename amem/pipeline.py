@@ -71,10 +71,10 @@ def begin(
     if folder.is_file():
         raise RunError(f"{folder} is a file; give a folder for the run")
     path = folder / runs.MANIFEST
-    there = folder.is_dir() and any(folder.iterdir())
+    others = [p for p in folder.iterdir() if p.name[0] != "." and p.name != runs.NOTEBOOKS] if folder.is_dir() else []
     if source is None and not path.exists():
         raise RunError(f"{folder} holds no run to go on with; start one: python -m amem run --story zh --out {folder}")
-    if there and not path.exists() and not all(p.name.startswith(".") for p in folder.iterdir()):
+    if others and not path.exists():
         raise RunError(f"{folder} is not empty and holds no run; give a new or empty folder")
     manifest = runs.read_json(path) if path.exists() else None
     if source is None or (manifest and generate and not fresh):

@@ -25,6 +25,7 @@ TRACES = "92_traces.json"
 PAGE = "explorer.html"
 DATABASE = "memory.sqlite"
 TURNS = "turns"
+NOTEBOOKS = "notebooks"  # executed ones that `make notebooks` puts beside the run
 
 
 class RunError(RuntimeError):
@@ -106,9 +107,9 @@ def turn_body(result: TurnResult) -> dict[str, Any]:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a run but the manifest and the database, by relative name."""
+    """SHA-256 of every file of a run but manifest, database and notebooks, by relative name."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    kept = [p for p in files if not p.name.startswith((MANIFEST, DATABASE, "."))]
+    kept = [p for p in files if p.parent.name != NOTEBOOKS and not p.name.startswith((MANIFEST, DATABASE, "."))]
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
 
 

@@ -174,6 +174,15 @@ def unit(q: Floats, tail: int) -> Floats:
     return q * (np.float32(1) / (length + np.float32(1e-30)))
 
 
+@numba.njit(cache=True)
+def units(rows: Floats, tail: int) -> Floats:
+    """`unit` of each row."""
+    out = np.empty_like(rows)
+    for i in range(rows.shape[0]):
+        out[i] = unit(rows[i], tail)
+    return out
+
+
 def _candidates(metric: str, dim: int) -> list[Scheme]:
     # Which dimensions go through lanes: the dispatch at the end of space_l2.h and space_ip.h; 0 = no SIMD build.
     stop = dim // 16 * 16 if dim % 16 == 0 or dim > 16 else dim // 4 * 4

@@ -6,7 +6,7 @@ One structure for every graph: builders make it, `trace.search` walks it, `view`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from amem.hnsw import from_hnswlib
     from amem.navigator import navigator
+    from amem.sketch import Sketch
+
+__all__ = ["LayeredGraph", "article", "from_hnswlib", "jaccard", "navigator", "table", "unit_rows"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -42,6 +45,7 @@ class LayeredGraph:
     links: for each level 0..max one (indptr, indices) pair in CSR form over all n points.
     entry: index of the entry point, -1 in an empty graph. bridges: L0 pairs added past the degree cap.
     deleted: indices that are walked through and never returned (hnswlib's mark_deleted).
+    sketch: one-bit sketches of the vectors, with which the adaptive stop passes over far neighbours (navigator only).
     """
 
     ids: tuple[Any, ...]
@@ -53,6 +57,7 @@ class LayeredGraph:
     params: dict[str, Any] = field(default_factory=dict)
     bridges: frozenset[tuple[int, int]] = frozenset()
     deleted: frozenset[int] = frozenset()
+    sketch: Sketch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -77,7 +82,7 @@ class LayeredGraph:
 
     @cached_property
     def rank(self) -> Ints:
-        """(n,) place of each point among equal distances: by label where ids are integers (as hnswlib), else by index."""
+        """(n,) order among equal distances: by label where ids are integers (as in hnswlib), else by index."""
         if not all(isinstance(name, int) for name in self.ids):
             return np.arange(len(self))
         labels = np.array([name % 2**64 for name in self.ids], dtype=np.uint64)
@@ -98,12 +103,13 @@ class LayeredGraph:
         return indices[indptr[i] : indptr[i + 1]]
 
     def prepare(self, query: npt.ArrayLike) -> npt.NDArray[Any]:
-        """A query (d,) as `distances` wants it: of unit length where the metric is cosine."""
+        """A query (d,), or several (m, d), as `distances` wants it: of unit length where the metric is cosine."""
         q = np.asarray(query, dtype=np.float64)
-        if q.shape != self.vectors.shape[1:]:
-            raise ValueError(f"query has shape {q.shape}, the graph's vectors have {self.vectors.shape[1]} dimensions")
-        length = np.linalg.norm(q)
-        if not np.isfinite(length) or (length == 0 and self.metric == "cosine"):
+        dim = self.vectors.shape[1]
+        if q.ndim not in (1, 2) or q.shape[-1] != dim:
+            raise ValueError(f"query has shape {q.shape}, the graph's vectors have {dim} dimensions")
+        length = np.linalg.norm(q, axis=-1, keepdims=True)
+        if not np.isfinite(length).all() or (self.metric == "cosine" and not length.all()):
             raise ValueError("the query vector is zero or not finite, so it has no direction")
         if self.kind == "article":
             return q / length
@@ -123,6 +129,15 @@ class LayeredGraph:
         from amem import hnsw
 
         return hnsw.distances(self, query, points)
+
+    def guesser(self, query: npt.NDArray[Any]) -> Callable[[Ints], list[float]] | None:
+        """Guesses at the distances of a prepared query to points, from their sketches; None in a graph without any."""
+        if (kept := self.sketch) is None:
+            return None
+        from amem import sketch
+
+        bits, lengths, cosines = kept.queries(query[None, :])
+        return lambda points: sketch.guesses(kept.bits, kept.lengths, points, bits[0], lengths[0], cosines).tolist()
 
     def to_hnswlib(self) -> hnswlib.Index:
         """This graph inside hnswlib's C++ search; see `amem.hnsw.to_hnswlib`."""

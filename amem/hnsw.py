@@ -211,15 +211,17 @@ def _fill(rows: npt.NDArray[np.uint32], indptr: Ints, indices: Ints, points: Int
     rows[:, 1:][np.arange(rows.shape[1] - 1) < counts[:, None]] = indices
 
 
-def prepare(g: LayeredGraph, query: npt.ArrayLike) -> Floats:
-    """A query as hnswlib hands it to its distance: float32, scaled its way when the space is cosine."""
-    q = np.ascontiguousarray(query, dtype=np.float32)
+def prepare(g: LayeredGraph, queries: npt.ArrayLike) -> Floats:
+    """Queries (m, d) or one (d,) as hnswlib hands them to its distance: float32, scaled its way if the space is cosine."""
+    q = np.ascontiguousarray(queries, dtype=np.float32)
     if not np.isfinite(q).all():
         raise ValueError("the query does not fit into float32")
     if g.metric != "cosine":
         return q
-    order = arith.scheme("cosine", len(q))
-    return arith.unit(q, order[1]) if order is not None else _unit_by_hnswlib(q)
+    rows = np.atleast_2d(q)
+    order = arith.scheme("cosine", rows.shape[1])
+    scaled = arith.units(rows, order[1]) if order is not None else np.array([_unit_by_hnswlib(row) for row in rows])
+    return scaled.reshape(q.shape)
 
 
 def distances(g: LayeredGraph, query: npt.ArrayLike, points: npt.ArrayLike) -> Floats:

@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from amem import arith
 from amem.arith import Scheme, distance
+from amem.sketch import guess
 
 if TYPE_CHECKING:
     from amem.graph import LayeredGraph
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[Any]
+Bits = npt.NDArray[np.uint64]
 
 
 @numba.njit(cache=True)
@@ -92,6 +94,11 @@ def _search(
     ef: int,
     slack: float,
     scheme: Scheme,
+    bits: Bits,
+    lengths: Floats,
+    asked_bits: Bits,
+    asked_lengths: Floats,
+    cosines: Floats,
 ) -> tuple[Ints, Floats, Ints]:
     n, many = vectors.shape[0], queries.shape[0]
     out = np.full((many, k), -1, np.int64)
@@ -125,12 +132,14 @@ def _search(
                 if seen[point] == stamp:
                     continue
                 seen[point] = stamp
-                d = distance(q, vectors, point, scheme)
-                evaluations += 1
                 if kept >= ef:
                     limit = np.float64(best_keys[0]) if slack < 0 else (1 + slack) * max(np.float64(best_keys[0]), 0.0)
-                    if not d < limit:
+                    if bits.size and guess(bits, lengths, point, asked_bits[row], asked_lengths[row], cosines) > limit:
                         continue
+                d = distance(q, vectors, point, scheme)
+                evaluations += 1
+                if kept >= ef and not d < limit:
+                    continue
                 push(open_keys, open_items, opened, -d, point)
                 opened += 1
                 if any_hidden and hidden[point]:
@@ -164,17 +173,21 @@ def search_many(
     (m, k) float32, (m,) counts. The same rules and the same results as `trace.search`; the article's graph is searched
     in float32 here, so that near-ties may fall otherwise.
     """
-    rows = np.atleast_2d(np.asarray(queries))
     if k < 1 or ef < 1:
         raise ValueError(f"k and ef must be at least 1, got k={k}, ef={ef}")
     if slack is not None and (graph.metric == "ip" or not 0 <= slack < np.inf):
         raise ValueError(f"slack must be a number >= 0, with metric cosine or l2, got {slack}")
+    rows = np.atleast_2d(np.asarray(queries))
     if len(graph) == 0:
         return np.full((len(rows), k), -1), np.full((len(rows), k), np.inf, np.float32), np.zeros(len(rows), np.int64)
-    prepared = np.array([graph.prepare(row) for row in rows], dtype=np.float32)
+    prepared = graph.prepare(rows).astype(np.float32)
     hidden = np.zeros(len(graph) if graph.deleted else 0, dtype=bool)
     hidden[list(graph.deleted)] = True
     indptr, indices = graph.flat
+    bits, lengths = np.zeros((0, 0), np.uint64), np.zeros(0, np.float32)
+    asked = bits, lengths, lengths
+    if slack is not None and graph.sketch is not None:
+        bits, lengths, asked = graph.sketch.bits, graph.sketch.lengths, graph.sketch.queries(prepared)
     order = arith.scheme(graph.metric, graph.vectors.shape[1])
     return _search(
         graph.vectors,
@@ -189,6 +202,9 @@ def search_many(
         max(ef, k) if slack is None else k,
         -1.0 if slack is None else float(slack),
         arith.plain(graph.metric, graph.vectors.shape[1]) if order is None else order[0],
+        bits,
+        lengths,
+        *asked,
     )
 
 

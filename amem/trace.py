@@ -38,6 +38,7 @@ class Trace:
     """A search as it ran. results: (id, distance), nearest first. evaluations: distances computed.
 
     stop: the rule that ended it: "hnsw" (ef candidates), "slack" (adaptive; `slack` is its width) or "article".
+    skipped: (source, target, guess) of neighbours that a sketch put beyond the stop bound, so not compared.
 
     target/hit: the note that was looked for and whether it is among the results (None when nothing was looked for);
     reason says in words why it was or was not reached.
@@ -54,6 +55,7 @@ class Trace:
     hit: bool | None = None
     reason: str = ""
     slack: float | None = None
+    skipped: list[tuple[Any, Any, float]] = field(default_factory=list)
 
     @property
     def visited(self) -> list[Any]:
@@ -84,6 +86,8 @@ class Trace:
         if self.hit:
             rank = [name for name, _ in self.results].index(target) + 1
             self.reason = f"reached after {self.evaluations} distance evaluations, rank {rank}"
+        elif (passed := next((guess for _, name, guess in self.skipped if name == target), None)) is not None:
+            self.reason = f"passed over: its sketch put it at about {passed:.4f}, beyond the stop bound"
         elif seen is None:
             self.reason = "not reached: no walked edge led to it before the stop rule ended the search"
         else:
@@ -98,6 +102,7 @@ class Trace:
                 for name in ("kind", "k", "ef", "stop", "slack", "evaluations", "target", "hit", "reason")
             },
             "results": [[name, round(distance, 6)] for name, distance in self.results],
+            "skipped": [[source, name, round(guess, 6)] for source, name, guess in self.skipped],
             "steps": [[*s[:4], round(s.distance, 6)] for s in self.steps],
             "path": [s.target for s in self.path()],
         }
@@ -143,7 +148,8 @@ def search(
     end as soon as ef points have been collected, near or not.
     slack: adaptive stop in place of ef: end when the nearest open candidate is farther than (1 + slack) times the
     k-th best. It spends more on hard queries, less on easy ones. Distances must not be negative: cosine is cut off at
-    0 (rounding can give -1e-7), l2 is squared, ip has no zero point and is refused.
+    0 (rounding can give -1e-7), l2 is squared, ip has no zero point and is refused. On a graph with sketches
+    (navigator) a neighbour whose sketch puts it beyond that bound is not compared; it is listed under `skipped`.
     allow: only points whose id it accepts are returned; the others are still walked through (hnswlib's `filter`).
     Returns a `Trace`; each distance computed is one enter, hop, expand or reject step (and on a decoded hnswlib index
     one more evaluation, since hnswlib computes the entry of level 0 twice).
@@ -158,6 +164,9 @@ def search(
         trace.reason = "the graph is empty"
         return trace
     q = graph.prepare(query)
+    if q.ndim != 1:
+        raise ValueError(f"one query at a time, got shape {q.shape}; kernel.search_many takes several")
+    sketched = graph.guesser(q) if slack is not None else None
 
     def note(kind: Kind, level: int, source: int | None, target: int, distance: float) -> None:
         trace.steps.append(
@@ -211,8 +220,15 @@ def search(
         around = graph.neighbours(0, here)
         around = around[~seen[around]]
         seen[around] = True
-        for point, distance in zip(around.tolist(), compare(around), strict=True):
+        guesses = sketched(around) if sketched is not None else [-math.inf] * len(around)
+        known = compare(around) if sketched is None else [None] * len(around)
+        for point, guess, distance in zip(around.tolist(), guesses, known, strict=True):
             limit = bound()
+            if guess > limit:
+                trace.skipped.append((graph.ids[here], graph.ids[point], guess))
+                continue
+            if distance is None:
+                distance = compare(np.array([point]))[0]
             if stop == "article" or len(best) < ef or distance < limit:
                 heapq.heappush(open_, _item(distance, point))
                 # With slack a point beyond the k best is a way to go on, not a result.

@@ -22,53 +22,47 @@ OCCLUSION = np.float32(0.95)  # below 1 an edge must be clearly useless before i
 
 
 @numba.njit(cache=True)
-def keep_nearest(scores: Floats, row0: int, col0: int, near: Ints, score: Floats, held: Ints) -> None:
-    """Take a block of similarities (rows x columns, at row0 and col0 of the whole) into each row's K best.
-
-    near, score: (n, K + 1) heaps, the worst on top; held: (n,) how many of the K are there.
-    """
+def _keep(near: Ints, score: Floats, held: Ints, worst: Floats, i: int, j: int, s: np.float32) -> None:
+    """Take j into the K best of i; `worst` (n,) holds the similarity that the next one must beat."""
     k = near.shape[1] - 1
+    push(score[i], near[i], held[i], -s, j)
+    if held[i] < k:
+        held[i] += 1
+    else:
+        pop(score[i], near[i], k + 1)
+    if held[i] == k:
+        worst[i] = -score[i, 0]
+
+
+@numba.njit(cache=True)
+def keep_nearest(scores: Floats, start: int, near: Ints, score: Floats, held: Ints, worst: Floats) -> None:
+    """Take similarities of the points from `start` on (rows) with themselves and all later ones (columns) both ways.
+
+    near, score: (n, K + 1) heaps, the worst of a point's K best on top; held: (n,) how many there are; worst: (n,).
+    """
     for r in range(scores.shape[0]):
-        i = row0 + r
-        worst = -score[i, 0] if held[i] == k else np.float32(-np.inf)
-        for c in range(scores.shape[1]):
+        i = start + r
+        for c in range(r + 1, scores.shape[1]):
             s = scores[r, c]
-            if s <= worst or i == col0 + c:
-                continue
-            push(score[i], near[i], held[i], -s, col0 + c)
-            held[i] += 1
-            if held[i] > k:
-                pop(score[i], near[i], held[i])
-                held[i] = k
-            if held[i] == k:
-                worst = -score[i, 0]
+            if s > worst[i]:
+                _keep(near, score, held, worst, i, start + c, s)
+            if s > worst[start + c]:
+                _keep(near, score, held, worst, start + c, i, s)
 
 
 @numba.njit(cache=True)
 def keep_new(
-    scores: Floats,
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int64],
-    near: Ints,
-    score: Floats,
-    held: Ints,
+    scores: Floats, points: npt.NDArray[np.int64], start: int, near: Ints, score: Floats, held: Ints, worst: Floats
 ) -> None:
-    """As `keep_nearest` for a block of any rows and columns, of which some pairs may have come before."""
-    k = near.shape[1] - 1
-    for r in range(rows.size):
-        i = rows[r]
-        worst = -score[i, 0] if held[i] == k else np.float32(-np.inf)
-        for c in range(columns.size):
-            s, j = scores[r, c], columns[c]
-            if s <= worst or i == j or j in near[i, : held[i]]:
-                continue
-            push(score[i], near[i], held[i], -s, j)
-            held[i] += 1
-            if held[i] > k:
-                pop(score[i], near[i], held[i])
-                held[i] = k
-            if held[i] == k:
-                worst = -score[i, 0]
+    """As `keep_nearest` within a cell: `points` are its members, and some pairs may have come before."""
+    for r in range(scores.shape[0]):
+        i = points[start + r]
+        for c in range(r + 1, scores.shape[1]):
+            s, j = scores[r, c], points[start + c]
+            if s > worst[i] and j not in near[i, : held[i]]:
+                _keep(near, score, held, worst, i, j, s)
+            if s > worst[j] and i not in near[j, : held[j]]:
+                _keep(near, score, held, worst, j, i, s)
 
 
 @numba.njit(cache=True)
@@ -161,42 +155,49 @@ def choose(
 def forest(vectors: Floats, links: Ints, degree: Ints) -> tuple[Ints, Ints, Ints]:
     """A spanning forest: (component of each point, forest links (n, cap), forest degrees).
 
-    Grown breadth first from the lowest index; each component's leaves have one forest edge, so every component has a
-    point that can give up another edge or has room.
+    Grown depth first from the lowest index, which makes long thin trees: most points have two forest edges and can
+    give up the others; a leaf, which every component has, can give up all but one.
     """
     n, cap = links.shape
     component = np.full(n, -1, np.int32)
     kept, count = np.full((n, cap), -1, np.int32), np.zeros(n, np.int32)
-    queue = np.empty(n, np.int32)
+    stack, slot = np.empty(n, np.int32), np.zeros(n, np.int32)
     for start in range(n):
         if component[start] >= 0:
             continue
-        component[start], queue[0], head, tail = start, start, 0, 1
-        while head < tail:
-            i = queue[head]
-            head += 1
-            for s in range(degree[i]):
-                j = links[i, s]
-                if component[j] < 0:
-                    component[j] = start
-                    link(kept, count, i, j)
-                    queue[tail] = j
-                    tail += 1
+        component[start], stack[0], top = start, start, 1
+        while top:
+            i = stack[top - 1]
+            if slot[i] == degree[i]:
+                top -= 1
+                continue
+            j = links[i, slot[i]]
+            slot[i] += 1
+            if component[j] < 0:
+                component[j] = start
+                link(kept, count, i, j)
+                stack[top] = j
+                top += 1
     return component, kept, count
 
 
 @numba.njit(cache=True)
 def make_room(vectors: Floats, links: Ints, degree: Ints, kept: Ints, count: Ints, i: int, scheme: Scheme) -> bool:
-    """See that `i` has a free slot, giving up its longest edge outside the forest if need be."""
+    """See that `i` has a free slot, giving up its most roundabout edge if need be: not in the forest, best bypassed."""
     if degree[i] < links.shape[1]:
         return True
-    longest, worst = np.float32(-1), -1
+    least, worst = np.float32(np.inf), -1
     for s in range(degree[i]):
         j = links[i, s]
-        if not linked(kept, count, i, j):
-            d = distance(vectors[i], vectors, j, scheme)
-            if d > longest:
-                longest, worst = d, j
+        if linked(kept, count, i, j):
+            continue
+        way_round = np.float32(np.inf)  # the closest other neighbour of i to j, as a share of the edge's length
+        for t in range(degree[i]):
+            if t != s:
+                way_round = min(way_round, distance(vectors[j], vectors, links[i, t], scheme))
+        way_round /= max(distance(vectors[i], vectors, j, scheme), np.float32(1e-12))
+        if way_round < least:
+            least, worst = way_round, j
     if worst < 0:
         return False
     unlink(links, degree, i, worst)
@@ -204,9 +205,7 @@ def make_room(vectors: Floats, links: Ints, degree: Ints, kept: Ints, count: Int
 
 
 @numba.njit(cache=True)
-def join(
-    vectors: Floats, links: Ints, degree: Ints, kept: Ints, count: Ints, a: Ints, b: Ints, scheme: Scheme
-) -> int:
+def join(vectors: Floats, links: Ints, degree: Ints, kept: Ints, count: Ints, a: Ints, b: Ints, scheme: Scheme) -> int:
     """Add the edges a[e] - b[e] between components, each where both ends can make room; returns how many."""
     made = 0
     for e in range(a.size):

@@ -13,7 +13,7 @@ nearest neighbours only, links of one direction, occlusion from either end, more
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,14 @@ from amem import levels as levels_
 from amem.graph import Floats, Ints, LayeredGraph, LinkTable, unit_rows
 
 CANDIDATES = 64
-EXACT = 25_000  # up to here all pairs are compared; above, each point with those of its nearest pivots
-BLOCK = 1024
+EXACT = 25_000  # up to here all pairs are compared; above, within overlapping cells
+BLOCK = 512
 PIVOT_SHARE, PIVOTS_EACH = 1500, 4
 FIND_EF = 16  # a note's own text must find it with so few candidates (seed 000's ef)
-FIND_ROUNDS = 6
+FIND_ROUNDS = 12
+LOST_SHARE = 0.005  # above 5,000 points repairs end when no more than this are lost: each round is a search for all
 UPDATE_EF = 96
+REACH = 4  # an insertion chooses anew the edges of its 4 x degree nearest points
 
 Pairs = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], Floats]
 
@@ -59,7 +61,9 @@ def navigator(
         raise ValueError(f"degree and promotion must be at least 2, got {degree} and {promotion}")
     params = {"M": degree // 2, "M0": degree, "promotion": promotion, "metric": "cosine"}
     levels = levels_.assign([str(name) for name in names], promotion)
-    g = LayeredGraph(names, rows, levels, ((np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)),), -1, "navigator", params)
+    g = LayeredGraph(
+        names, rows, levels, ((np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)),), -1, "navigator", params
+    )
     if sketches:
         g = replace(g, sketch=sketch.make(rows))
     if len(rows) == 0:
@@ -99,44 +103,40 @@ def nearest(rows: Floats) -> Pairs:
     """Candidate edges (a, b, length), shortest first: every point with its 64 nearest (above 25,000 points: nearly)."""
     n, k = len(rows), min(CANDIDATES, len(rows) - 1)
     near, score, held = np.full((n, k + 1), -1, np.int32), np.empty((n, k + 1), np.float32), np.zeros(n, np.int32)
+    worst = np.full(n, -np.inf, np.float32)
     if n <= EXACT:
-        for start in range(0, n, BLOCK):
-            for other in range(start, n, BLOCK):
-                block = rows[start : start + BLOCK] @ rows[other : other + BLOCK].T
-                edges.keep_nearest(block, start, other, near, score, held)
-                if other > start:
-                    edges.keep_nearest(np.ascontiguousarray(block.T), other, start, near, score, held)
+        for start in range(0, n if k else 0, BLOCK):
+            edges.keep_nearest(rows[start : start + BLOCK] @ rows[start:].T, start, near, score, held, worst)
     else:
-        _by_pivots(rows, near, score, held)
+        for members in _cells(rows):
+            inside = np.ascontiguousarray(rows[members])
+            for start in range(0, len(members), BLOCK):
+                block = inside[start : start + BLOCK] @ inside[start:].T
+                edges.keep_new(block, members, start, near, score, held, worst)
     return _pairs(rows, np.repeat(np.arange(n), k + 1), near.ravel(), np.arange(k + 1) < held[:, None])
 
 
-def _by_pivots(rows: Floats, near: npt.NDArray[np.int32], score: Floats, held: npt.NDArray[np.int32]) -> None:
-    """Compare within cells: a random 1 in 1,500 points are pivots, each point belongs to the cells of its 4 nearest."""
+def _cells(rows: Floats) -> Iterator[npt.NDArray[np.int64]]:
+    """Overlapping cells of points: a random 1 in 1,500 are pivots, each point belongs to its 4 nearest pivots' cells."""
     n = len(rows)
     rng = np.random.default_rng(n)
     pivots = rows[np.sort(rng.choice(n, n // PIVOT_SHARE, replace=False))]
-    cells = np.empty((n, min(PIVOTS_EACH, len(pivots))), np.int64)
+    cells = np.empty((n, PIVOTS_EACH), np.int64)
     for start in range(0, n, BLOCK):
-        cells[start : start + BLOCK] = np.argpartition(-(rows[start : start + BLOCK] @ pivots.T), cells.shape[1] - 1, axis=1)[
-            :, : cells.shape[1]
-        ]
+        near = rows[start : start + BLOCK] @ pivots.T
+        cells[start : start + BLOCK] = np.argpartition(-near, PIVOTS_EACH - 1, axis=1)[:, :PIVOTS_EACH]
     order = np.argsort(cells.ravel(), kind="stable")
     bounds = np.searchsorted(cells.ravel()[order], np.arange(len(pivots) + 1))
     for cell in range(len(pivots)):
-        members = order[bounds[cell] : bounds[cell + 1]] // cells.shape[1]
-        inside = np.ascontiguousarray(rows[members])
-        for start in range(0, len(members), BLOCK):
-            for other in range(0, len(members), BLOCK):
-                block = inside[start : start + BLOCK] @ inside[other : other + BLOCK].T
-                edges.keep_new(block, members[start : start + BLOCK], members[other : other + BLOCK], near, score, held)
+        yield order[bounds[cell] : bounds[cell + 1]] // PIVOTS_EACH
 
 
 def _pairs(rows: Floats, a: Ints, b: Ints, real: npt.NDArray[np.bool_]) -> Pairs:
     """Distinct undirected pairs with their lengths, in order of (length, a, b)."""
     real = real.ravel() & (a != b)
     low, high = np.minimum(a, b)[real].astype(np.int64), np.maximum(a, b)[real].astype(np.int64)
-    keys = np.unique(low * len(rows) + high)
+    keys = np.sort(low * len(rows) + high)  # np.unique hashes, which takes five times as long here
+    keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
     one, two = (keys // len(rows)).astype(np.int32), (keys % len(rows)).astype(np.int32)
     length = edges.lengths(rows, one, two, _scheme(rows))
     order = np.argsort(length, kind="stable")
@@ -164,19 +164,25 @@ def _select(rows: Floats, links: npt.NDArray[np.int32], count: npt.NDArray[np.in
         edges.join(rows, links, count, kept, used, np.array(a, np.int32), np.array(b, np.int32), scheme)
 
 
-def _findable(g: LayeredGraph, links: npt.NDArray[np.int32], count: npt.NDArray[np.int32], points: Ints) -> LayeredGraph:
+def _findable(
+    g: LayeredGraph, links: npt.NDArray[np.int32], count: npt.NDArray[np.int32], points: Ints
+) -> LayeredGraph:
     """The graph with these level-0 links, after each of `points` that its own vector does not find got an edge."""
-    scheme = _scheme(g.vectors)
+    scheme, every = _scheme(g.vectors), points
     for turn in range(FIND_ROUNDS + 1):
         done = replace(g, links=(edges.as_table(links, count), *g.links[1:]))
         stops, far, _ = kernel.search_many(done, g.vectors[points], FIND_EF, FIND_EF)
         found = (stops == points[:, None]).any(axis=1) | (far[:, -1] <= 1e-6)  # among as many duplicates any will do
         lost = points[~found]
-        if len(lost) == 0 or turn == FIND_ROUNDS:
+        enough = LOST_SHARE * len(every) if len(every) > 5000 and points is every else 0
+        if len(lost) <= enough or turn == FIND_ROUNDS:
             return done
         _, kept, used = edges.forest(g.vectors, links, count)
-        edges.swap_in(g.vectors, links, count, kept, used, lost.astype(np.int32), stops[~found].astype(np.int32), scheme)
-        points = points if turn % 2 else np.union1d(lost, stops[~found][stops[~found] >= 0])
+        edges.swap_in(
+            g.vectors, links, count, kept, used, lost.astype(np.int32), stops[~found].astype(np.int32), scheme
+        )
+        # A given-up edge can lose its ends, so every other turn looks at all points again.
+        points = every if turn % 2 else np.union1d(lost, stops[~found][stops[~found] >= 0])
     raise AssertionError("unreachable")
 
 
@@ -233,7 +239,7 @@ def _change(g: LayeredGraph, rows: Floats, names: list[Any], gone: list[int]) ->
     near_new = np.zeros((0, 1), np.int64)
     if m:
         near_new, _, _ = kernel.search_many(g, rows, CANDIDATES, UPDATE_EF)
-    around = np.union1d(beside, near_new[:, : 2 * cap])
+    around = np.union1d(beside, near_new[:, : REACH * cap])
     around = around[(around >= 0) & stay[around]]
     near_around = kernel.search_many(g, g.vectors[around], CANDIDATES, UPDATE_EF)[0] if len(around) else near_new[:0]
 
@@ -247,6 +253,7 @@ def _change(g: LayeredGraph, rows: Floats, names: list[Any], gone: list[int]) ->
         a.append(np.repeat(old + np.arange(m), k + 1))
         b.append(old + np.argpartition(-mutual, k, axis=1)[:, : k + 1].ravel())
     ones, twos = np.concatenate(a), np.concatenate(b)
+    touched = np.unique(np.concatenate([ones, b[2][b[2] >= 0]]))  # what is chosen anew, and what lost an edge to it
 
     links = np.where(links >= 0, place[links], -1)[stay]
     loose = np.zeros(len(vectors), dtype=bool)
@@ -260,7 +267,7 @@ def _change(g: LayeredGraph, rows: Floats, names: list[Any], gone: list[int]) ->
 
     kept_sketch = None if g.sketch is None else g.sketch.take(np.flatnonzero(stay)).extended(rows)
     done = replace(g, ids=all_names, vectors=vectors, sketch=kept_sketch, **_levels(g, vectors, all_names, stay, names))
-    return _findable(done, slots, degree, np.union1d(place[around], old + np.arange(m)))
+    return _findable(done, slots, degree, touched)
 
 
 def _levels(

@@ -97,7 +97,9 @@ def guess(bits: Bits, lengths: Floats, point: int, q: Bits, length: np.float32, 
 
 
 @numba.njit(cache=True)
-def guesses(bits: Bits, lengths: Floats, points: npt.NDArray[Any], q: Bits, length: np.float32, cosines: Floats) -> Floats:
+def guesses(
+    bits: Bits, lengths: Floats, points: npt.NDArray[Any], q: Bits, length: np.float32, cosines: Floats
+) -> Floats:
     """`guess` for several points."""
     out = np.empty(points.size, np.float32)
     for j in range(points.size):

@@ -9,6 +9,7 @@ compared with distances that hnswlib itself returns, and only one that agrees on
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +18,8 @@ import numba
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 Floats = npt.NDArray[np.float32]
 Scheme = tuple[int, int, int]
@@ -33,6 +33,7 @@ MODES: tuple[tuple[int, bool, str], ...] = (
 )
 TAILS = (8, 0, 1, 4, 16)
 L2_MODES = 6
+intrinsic: Callable[[Any], Any] = extending.intrinsic  # called from compiled code with one argument fewer
 
 
 def _accumulate(
@@ -130,6 +131,25 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
         return builder.fma(*args)
 
     return types.float32(types.float32, types.float32, types.float32), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, rows: Any, i: Any) -> Any:
+    """Ask the processor for row `i` of a C-ordered table before it is needed: its first two cache lines."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = context.make_array(signature.args[0])(context, builder, args[0])
+        width = cgutils.unpack_tuple(builder, table.shape)[1]
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        first = builder.bitcast(builder.gep(table.data, [builder.mul(args[1], width)]), byte)
+        for line in (0, 64):
+            at = builder.gep(first, [ir.Constant(ir.IntType(64), line)])
+            builder.call(ask, [at, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.none(rows, types.int64), codegen
 
 
 @numba.njit(cache=True, inline="never")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,9 +104,7 @@ def hdf5(path: str | os.PathLike[str], most: int | None = None, queries: int = 1
 
 def link_bytes(g: LayeredGraph) -> int:
     """Bytes of the links alone: place and links of each point of each level, 4 bytes each."""
-    return sum(
-        4 * (int(np.sum(g.levels >= level)) + 1 + len(indices)) for level, (_, indices) in enumerate(g.links)
-    )
+    return sum(4 * (int(np.sum(g.levels >= level)) + 1 + len(indices)) for level, (_, indices) in enumerate(g.links))
 
 
 def hnswlib_bytes(g: LayeredGraph, m: int) -> int:
@@ -135,9 +134,7 @@ def _ours(name: str, g: LayeredGraph, data: Data, cap: int, cpu: float, settings
         return kernel.search_many(g, data.queries, k, int(_value(setting)))
 
     kept = 0 if g.sketch is None or settings[0].startswith("ef") else g.sketch.nbytes
-    return System(
-        name, cap, cpu, link_bytes(g), settings, lambda s: run(s)[0], lambda s: float(run(s)[2].mean()), kept
-    )
+    return System(name, cap, cpu, link_bytes(g), settings, lambda s: run(s)[0], lambda s: float(run(s)[2].mean()), kept)
 
 
 def _in_hnswlib(name: str, index: Any, g: LayeredGraph, data: Data, cap: int, cpu: float, m: int) -> System:
@@ -203,10 +200,10 @@ def faiss(data: Data, m: int = 16) -> Iterator[System]:
     """faiss IndexHNSWFlat, where it is installed."""
     if find_spec("faiss") is None:
         return
-    import faiss as library
+    library: Any = import_module("faiss")
 
     library.omp_set_num_threads(1)
-    k, (n, dim) = data.truth.shape[1], data.base.shape
+    k, dim = data.truth.shape[1], data.base.shape[1]
     start = time.process_time()
     index = library.IndexHNSWFlat(dim, m, library.METRIC_INNER_PRODUCT)
     index.hnsw.efConstruction = EF_CONSTRUCTION
@@ -230,11 +227,11 @@ def usearch(data: Data, m: int = 16) -> Iterator[System]:
     """usearch, where it is installed."""
     if find_spec("usearch") is None:
         return
-    from usearch.index import Index
+    library: Any = import_module("usearch.index")
 
     k, (n, dim) = data.truth.shape[1], data.base.shape
     start = time.process_time()
-    index = Index(ndim=dim, metric="cos", dtype="f32", connectivity=m, expansion_add=EF_CONSTRUCTION)
+    index = library.Index(ndim=dim, metric="cos", dtype="f32", connectivity=m, expansion_add=EF_CONSTRUCTION)
     index.add(np.arange(n), data.base, threads=1)
     cpu = time.process_time() - start
 
@@ -245,10 +242,8 @@ def usearch(data: Data, m: int = 16) -> Iterator[System]:
     def count(setting: str) -> float:
         return float(ask(setting).computed_distances) / len(data.queries)
 
-    vectors = index.memory_usage - n * dim * 4
-    yield System(
-        f"usearch M={m}", 2 * m, cpu, max(0, vectors), _efs(k), lambda s: np.asarray(ask(s).keys, dtype=np.int64), count
-    )
+    size = index.serialized_length - 4 * n * dim
+    yield System(f"usearch M={m}", 2 * m, cpu, size, _efs(k), lambda s: np.asarray(ask(s).keys, dtype=np.int64), count)
 
 
 SYSTEMS: dict[str, Callable[[Data], Iterator[System]]] = {
@@ -262,8 +257,9 @@ SYSTEMS: dict[str, Callable[[Data], Iterator[System]]] = {
 
 def recall_of(found: Points, truth: Points) -> float:
     """Share of the true neighbours that were found: mean over queries of recall@k."""
-    return float(np.mean([len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)])) / (
-        truth.shape[1]
+    return (
+        float(np.mean([len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]))
+        / (truth.shape[1])
     )
 
 

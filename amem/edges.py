@@ -113,7 +113,7 @@ def unlink(links: Ints, degree: Ints, i: int, j: int) -> None:
 @numba.njit(cache=True)
 def _occluded(vectors: Floats, links: Ints, degree: Ints, i: int, j: int, length: np.float32, scheme: Scheme) -> bool:
     """Whether a neighbour of `i` is closer to `j` than `i` is, so that greedy search gets there without the edge."""
-    for s in range(degree[i]):
+    for s in range(degree[i]):  # noqa: SIM110 (compiled: a plain loop)
         if OCCLUSION * distance(vectors[j], vectors, links[i, s], scheme) < length:
             return True
     return False

@@ -212,7 +212,7 @@ def _fill(rows: npt.NDArray[np.uint32], indptr: Ints, indices: Ints, points: Int
 
 
 def prepare(g: LayeredGraph, queries: npt.ArrayLike) -> Floats:
-    """Queries (m, d) or one (d,) as hnswlib hands them to its distance: float32, scaled its way if the space is cosine."""
+    """Queries (m, d) or one (d,) as hnswlib hands them to its distance: float32, for cosine scaled its way."""
     q = np.ascontiguousarray(queries, dtype=np.float32)
     if not np.isfinite(q).all():
         raise ValueError("the query does not fit into float32")

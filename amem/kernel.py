@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amem import arith
-from amem.arith import Scheme, distance
+from amem.arith import Scheme, distance, prefetch
 from amem.sketch import guess
 
 if TYPE_CHECKING:
@@ -108,9 +108,14 @@ def _search(
     open_keys, open_items = np.empty(n + 1, np.float32), np.empty(n + 1, np.int32)
     best_keys, best_items = np.empty(ef + 2, np.float32), np.empty(ef + 2, np.int32)
     links = indptr[0]
-    any_hidden = hidden.size > 0
+    fresh = np.empty(max(1, np.max(links[1:] - links[:-1])), np.int64)
+    guesses = np.empty(fresh.size, np.float32)
+    any_hidden, sketched = hidden.size > 0, bits.size > 0
+    ask, ask_length = bits[0] if sketched else np.zeros(0, np.uint64), np.float32(0)
     for row in range(many):
         q = queries[row]
+        if sketched:
+            ask, ask_length = asked_bits[row], asked_lengths[row]
         here, near, evaluations = descend(vectors, indptr, indices, entry, 0, q, scheme)
         stamp = row + 1
         seen[here] = stamp
@@ -127,15 +132,32 @@ def _search(
             here = open_items[0]
             pop(open_keys, open_items, opened)
             opened -= 1
+            new = 0
             for at in range(links[here], links[here + 1]):
                 point = indices[at]
-                if seen[point] == stamp:
-                    continue
-                seen[point] = stamp
+                if seen[point] != stamp:
+                    seen[point] = stamp
+                    fresh[new] = point
+                    new += 1
+                    if sketched:
+                        prefetch(bits, point)
+                    else:
+                        prefetch(vectors, point)
+            guessed = sketched and kept >= ef
+            if guessed:
+                for at in range(new):
+                    guesses[at] = guess(bits, lengths, fresh[at], ask, ask_length, cosines)
+                    if guesses[at] <= limit:
+                        prefetch(vectors, fresh[at])
+            for at in range(new):
+                point = fresh[at]
                 if kept >= ef:
                     limit = np.float64(best_keys[0]) if slack < 0 else (1 + slack) * max(np.float64(best_keys[0]), 0.0)
-                    if bits.size and guess(bits, lengths, point, asked_bits[row], asked_lengths[row], cosines) > limit:
-                        continue
+                    if sketched:
+                        if not guessed:
+                            guesses[at] = guess(bits, lengths, point, ask, ask_length, cosines)
+                        if guesses[at] > limit:
+                            continue
                 d = distance(q, vectors, point, scheme)
                 evaluations += 1
                 if kept >= ef and not d < limit:

@@ -117,7 +117,7 @@ def nearest(rows: Floats) -> Pairs:
 
 
 def _cells(rows: Floats) -> Iterator[npt.NDArray[np.int64]]:
-    """Overlapping cells of points: a random 1 in 1,500 are pivots, each point belongs to its 4 nearest pivots' cells."""
+    """Overlapping cells: a random 1 in 1,500 points are pivots, each point belongs to its 4 nearest pivots' cells."""
     n = len(rows)
     rng = np.random.default_rng(n)
     pivots = rows[np.sort(rng.choice(n, n // PIVOT_SHARE, replace=False))]
@@ -234,7 +234,7 @@ def _change(g: LayeredGraph, rows: Floats, names: list[Any], gone: list[int]) ->
         fresh = navigator(vectors, all_names, cap, int(g.params["promotion"]), g.sketch is not None)
         return replace(fresh, vectors=vectors)
 
-    links, count = edges.as_slots(*g.links[0], cap)
+    links, _ = edges.as_slots(*g.links[0], cap)
     beside = np.unique(links[gone][links[gone] >= 0])  # neighbours of what goes
     near_new = np.zeros((0, 1), np.int64)
     if m:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -221,14 +221,13 @@ def search(
         around = around[~seen[around]]
         seen[around] = True
         guesses = sketched(around) if sketched is not None else [-math.inf] * len(around)
-        known = compare(around) if sketched is None else [None] * len(around)
-        for point, guess, distance in zip(around.tolist(), guesses, known, strict=True):
+        known: Sequence[float | None] = compare(around) if sketched is None else [None] * len(around)
+        for point, guess, compared in zip(around.tolist(), guesses, known, strict=True):
             limit = bound()
             if guess > limit:
                 trace.skipped.append((graph.ids[here], graph.ids[point], guess))
                 continue
-            if distance is None:
-                distance = compare(np.array([point]))[0]
+            distance = compare(np.array([point]))[0] if compared is None else compared
             if stop == "article" or len(best) < ef or distance < limit:
                 heapq.heappush(open_, _item(distance, point))
                 # With slack a point beyond the k best is a way to go on, not a result.

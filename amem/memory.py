@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Strategy = Literal["layered_nav", "vector", "lexical"]
 RANK_CONSTANT = 60  # of reciprocal rank fusion (Cormack et al. 2009)
 NAV_EF = graph.ARTICLE_EF
+GRAPH_LIMIT = 2000  # newest notes a search's graph is built over: the article's builder is quadratic
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Memory:
         self._embedder = embedder
         self._known: Known | None = None
         self._previous: Turn | None = None
+        self._built: tuple[tuple[str, ...], LayeredGraph] | None = None
 
     @classmethod
     def open(cls, path: str | Path, embedder: Embedder | str | None = None) -> Memory:
@@ -72,8 +74,31 @@ class Memory:
         """
         place = Path(path)
         if place.is_dir():
-            return cls(runs.open_store(place), embedder)
+            runs.check_folder(place)
+            missing = (place / runs.MANIFEST).exists() and not (place / runs.DATABASE).exists()
+            return cls._restored(place, embedder) if missing else cls(Store.open(place / runs.DATABASE), embedder)
         return cls(Store.open(place), embedder)
+
+    @classmethod
+    def _restored(cls, folder: Path, embedder: Embedder | str | None) -> Memory:
+        """The memory of a run folder without its database (as in a checkout), read back from the run's turns."""
+        encoder = embed.load(runs.read_json(folder / runs.MANIFEST)["embedder"]["name"])
+        draft = runs.draft_of(folder / runs.DATABASE)
+        for leftover in folder.glob(f"{draft.name}*"):
+            leftover.unlink()
+        try:
+            store = Store.open(draft)
+        except StoreError as error:
+            raise runs.RunError(
+                f"{folder} has no {runs.DATABASE} and is read-only: none can be made; copy it"
+            ) from error
+        with store:
+            store.bind(encoder)
+            for seq, result in enumerate(runs.read_turns(folder)):
+                result.vectors = encoder.encode_document([note.content for note in result.notes])
+                store.add(result, seq)
+        draft.replace(folder / runs.DATABASE)
+        return cls(Store.open(folder / runs.DATABASE), embedder)
 
     def close(self) -> None:
         self.store.close()
@@ -128,7 +153,7 @@ class Memory:
         embedder, notes = embed.load(model), self.notes()
         vectors = embedder.encode_document([note.content for note in notes])
         self.store.replace_vectors(embedder, [note.id for note in notes], vectors)
-        self._embedder, self._known = embedder, None
+        self._embedder, self._known, self._built = embedder, None, None
         return len(notes)
 
     def notes(
@@ -164,9 +189,12 @@ class Memory:
         return self._graph(self.notes(session_id, memory_scope, limit))
 
     def _graph(self, notes: list[Note]) -> LayeredGraph:
-        ids = [note.id for note in notes]
-        terms = [term_set(note.content) for note in notes]
-        return graph.article(self.store.vectors(ids), ids, terms, [note.importance for note in notes])
+        ids = tuple(note.id for note in notes)
+        if self._built is None or self._built[0] != ids:
+            terms = [term_set(note.content) for note in notes]
+            importance = [note.importance for note in notes]
+            self._built = (ids, graph.article(self.store.vectors(ids), ids, terms, importance))
+        return self._built[1]
 
     def nav_graph(
         self, session_id: str | None = None, memory_scope: Scope | str | None = None, limit: int | None = 200
@@ -250,7 +278,7 @@ class Memory:
             vector = self.embedder.encode_query([query])[0]
             ranks["semantic"] = self._scan(list(notes), vector)[:depth]
         if strategy == "layered_nav":
-            walked = trace.search(self._graph(list(notes.values())), vector, k=k, ef=max(k, NAV_EF))
+            walked = trace.search(self._graph(list(notes.values())[-GRAPH_LIMIT:]), vector, k=k, ef=max(k, NAV_EF))
             ranks["graph"] = [(i, 1 - distance) for i, distance in walked.results]
         if strategy != "vector":
             found = self.store.text_search(query, limit=max(depth, len(notes)))

@@ -27,10 +27,9 @@ from amem.graph import Floats, Ints, LayeredGraph, LinkTable, unit_rows
 CANDIDATES = 64
 EXACT = 25_000  # up to here all pairs are compared; above, within overlapping cells
 BLOCK = 512
-PIVOT_SHARE, PIVOTS_EACH = 1500, 4
+PIVOT_SHARE, PIVOTS_EACH = 1000, 3
 FIND_EF = 16  # a note's own text must find it with so few candidates (seed 000's ef)
-FIND_ROUNDS = 12
-LOST_SHARE = 0.005  # above 5,000 points repairs end when no more than this are lost: each round is a search for all
+SMALL, FIND_TURNS, FIND_TURNS_LARGE = 5000, 12, 3  # every other turn is a search for all points, which costs
 UPDATE_EF = 96
 REACH = 4  # an insertion chooses anew the edges of its 4 x degree nearest points
 
@@ -117,7 +116,7 @@ def nearest(rows: Floats) -> Pairs:
 
 
 def _cells(rows: Floats) -> Iterator[npt.NDArray[np.int64]]:
-    """Overlapping cells: a random 1 in 1,500 points are pivots, each point belongs to its 4 nearest pivots' cells."""
+    """Overlapping cells: a random 1 in 1,000 points are pivots, each point belongs to its 3 nearest pivots' cells."""
     n = len(rows)
     rng = np.random.default_rng(n)
     pivots = rows[np.sort(rng.choice(n, n // PIVOT_SHARE, replace=False))]
@@ -169,21 +168,18 @@ def _findable(
 ) -> LayeredGraph:
     """The graph with these level-0 links, after each of `points` that its own vector does not find got an edge."""
     scheme, every = _scheme(g.vectors), points
-    for turn in range(FIND_ROUNDS + 1):
+    for turn in range(FIND_TURNS if len(points) <= SMALL else FIND_TURNS_LARGE):
         done = replace(g, links=(edges.as_table(links, count), *g.links[1:]))
         stops, far, _ = kernel.search_many(done, g.vectors[points], FIND_EF, FIND_EF)
         found = (stops == points[:, None]).any(axis=1) | (far[:, -1] <= 1e-6)  # among as many duplicates any will do
-        lost = points[~found]
-        enough = LOST_SHARE * len(every) if len(every) > 5000 and points is every else 0
-        if len(lost) <= enough or turn == FIND_ROUNDS:
+        lost, ends = points[~found], stops[~found].astype(np.int32)
+        if len(lost) == 0:
             return done
         _, kept, used = edges.forest(g.vectors, links, count)
-        edges.swap_in(
-            g.vectors, links, count, kept, used, lost.astype(np.int32), stops[~found].astype(np.int32), scheme
-        )
+        edges.swap_in(g.vectors, links, count, kept, used, lost.astype(np.int32), ends, scheme)
         # A given-up edge can lose its ends, so every other turn looks at all points again.
-        points = every if turn % 2 else np.union1d(lost, stops[~found][stops[~found] >= 0])
-    raise AssertionError("unreachable")
+        points = every if turn % 2 else np.union1d(lost, ends[ends >= 0])
+    return replace(g, links=(edges.as_table(links, count), *g.links[1:]))
 
 
 def insert(g: LayeredGraph, vectors: npt.ArrayLike, ids: Sequence[Any]) -> LayeredGraph:

@@ -6,6 +6,7 @@ tags, context, links) in one of the five scopes of seed 000.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -48,7 +49,7 @@ def _not_blank(text: str) -> str:
 
 def _well_formed(text: str) -> str:
     # Half of a surrogate pair is not text: neither UTF-8 nor SQLite can hold it.
-    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 Text = Annotated[str, AfterValidator(_well_formed), AfterValidator(_not_blank)]

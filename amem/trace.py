@@ -95,17 +95,21 @@ class Trace:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; distances rounded to 6 decimals, steps as [kind, level, source, target, distance]."""
-        return {
-            **{
-                name: getattr(self, name)
-                for name in ("kind", "k", "ef", "stop", "slack", "evaluations", "target", "hit", "reason")
-            },
+        """Plain data for JSON; distances rounded to 6 decimals, steps as [kind, level, source, target, distance].
+
+        A search with the adaptive stop has its `slack` and what it `skipped` besides.
+        """
+        names = ("kind", "k", "ef", "stop", "evaluations", "target", "hit", "reason")
+        data = {
+            **{name: getattr(self, name) for name in names},
             "results": [[name, round(distance, 6)] for name, distance in self.results],
-            "skipped": [[source, name, round(guess, 6)] for source, name, guess in self.skipped],
             "steps": [[*s[:4], round(s.distance, 6)] for s in self.steps],
             "path": [s.target for s in self.path()],
         }
+        if self.slack is not None:
+            data["slack"] = self.slack
+            data["skipped"] = [[source, name, round(guess, 6)] for source, name, guess in self.skipped]
+        return data
 
     def to_frame(self) -> pd.DataFrame:
         """The steps, one a row."""

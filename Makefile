@@ -5,7 +5,7 @@ TORCH ?= torch==2.13.0
 PY := .venv/bin/python
 OUT := runs/latest
 
-.PHONY: setup notebooks test showcase figures lint chromium commit-notebooks clean
+.PHONY: setup notebooks test test-slow showcase figures lint chromium commit-notebooks clean
 
 setup: .venv/.ready
 
@@ -28,6 +28,10 @@ notebooks: setup
 
 test: setup
 	$(PY) -m pytest
+
+# What takes minutes and gigabytes: 100,000 and 1,000,000 points.
+test-slow: setup
+	$(PY) -m pytest -m slow
 
 # The committed runs, made again from the bundled stories.
 showcase: setup

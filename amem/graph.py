@@ -1,15 +1,16 @@
 """`LayeredGraph`: levels, links and vectors of a navigation graph, and its builders.
 
-One structure for every graph: builders make it, `trace.search` walks it, `view` draws it.
+One structure for every graph: builders make it, `trace.search` walks it, `view` draws it. `article` stands here;
+`navigator` (ours) and `from_hnswlib` have rooms of their own and are reached through this one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 import numpy as np
@@ -17,9 +18,19 @@ import numpy.typing as npt
 
 from amem import levels as levels_
 
+if TYPE_CHECKING:
+    import hnswlib
+
+    from amem.hnsw import from_hnswlib
+    from amem.navigator import navigator
+    from amem.sketch import Sketch
+
+__all__ = ["LayeredGraph", "article", "from_hnswlib", "jaccard", "navigator", "table", "unit_rows"]
+
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.signedinteger[Any]]
 LinkTable = tuple[Ints, Ints]
+Name = str | int
 
 ARTICLE_M = 4  # seed 000: M = M0 = 4, few enough edges to look at
 ARTICLE_EF = 16
@@ -28,14 +39,17 @@ LEXICAL_SHARE = 0.3  # the article names two sources of candidates and no weight
 
 @dataclass(frozen=True, eq=False)
 class LayeredGraph:
-    """A navigation graph over n unit vectors.
+    """A navigation graph over n vectors.
 
-    ids: n names. vectors: (n, d) float32, unit length. levels: (n,) highest level of each point.
+    ids: n names; a decoded hnswlib index has its int labels here. vectors: (n, d) float32, unit length (a decoded l2
+    or ip index keeps its own length). levels: (n,) highest level of each point.
     links: for each level 0..max one (indptr, indices) pair in CSR form over all n points.
     entry: index of the entry point, -1 in an empty graph. bridges: L0 pairs added past the degree cap.
+    deleted: indices that are walked through and never returned (hnswlib's mark_deleted).
+    sketch: one-bit sketches of the vectors, with which the adaptive stop passes over far neighbours (navigator only).
     """
 
-    ids: tuple[str, ...]
+    ids: tuple[Any, ...]
     vectors: Floats
     levels: Ints
     links: tuple[LinkTable, ...]
@@ -43,6 +57,8 @@ class LayeredGraph:
     kind: str
     params: dict[str, Any] = field(default_factory=dict)
     bridges: frozenset[tuple[int, int]] = frozenset()
+    deleted: frozenset[int] = frozenset()
+    sketch: Sketch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -56,22 +72,79 @@ class LayeredGraph:
     def max_level(self) -> int:
         return len(self.links) - 1
 
+    @property
+    def metric(self) -> str:
+        """cosine, l2 (squared) or ip (1 - dot)."""
+        return str(self.params.get("metric", "cosine"))
+
     @cached_property
-    def index_of(self) -> dict[str, int]:
+    def index_of(self) -> dict[Any, int]:
         return {name: i for i, name in enumerate(self.ids)}
+
+    @cached_property
+    def rank(self) -> Ints:
+        """(n,) order among equal distances: by label where ids are integers (as in hnswlib), else by index."""
+        if not all(isinstance(name, int) for name in self.ids):
+            return np.arange(len(self))
+        labels = np.array([name % 2**64 for name in self.ids], dtype=np.uint64)
+        rank = np.empty(len(self), dtype=np.int64)
+        rank[np.argsort(labels, kind="stable")] = np.arange(len(self))
+        return rank
+
+    @cached_property
+    def flat(self) -> LinkTable:
+        """All levels in two arrays for compiled searches: (levels, n + 1) places in one list of int32 links."""
+        starts = np.cumsum([0, *(len(indices) for _, indices in self.links)])
+        indptr = np.stack([table[0] + start for table, start in zip(self.links, starts, strict=False)])
+        return indptr.astype(np.int64), np.concatenate([indices for _, indices in self.links]).astype(np.int32)
 
     def neighbours(self, level: int, i: int) -> Ints:
         """Indices linked to point `i` on `level`, in stored order."""
         indptr, indices = self.links[level]
         return indices[indptr[i] : indptr[i + 1]]
 
-    def distances(self, query: npt.ArrayLike, points: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Cosine distance (1 - dot) from a unit query (d,) to the points with these indices.
+    def prepare(self, query: npt.ArrayLike) -> npt.NDArray[Any]:
+        """A query (d,), or several (m, d), as `distances` wants it: of unit length where the metric is cosine."""
+        q = np.asarray(query, dtype=np.float64)
+        dim = self.vectors.shape[1]
+        if q.ndim not in (1, 2) or q.shape[-1] != dim:
+            raise ValueError(f"query has shape {q.shape}, the graph's vectors have {dim} dimensions")
+        length = np.linalg.norm(q, axis=-1, keepdims=True)
+        if not np.isfinite(length).all() or (self.metric == "cosine" and not length.all()):
+            raise ValueError("the query vector is zero or not finite, so it has no direction")
+        if self.kind == "article":
+            return q / length
+        from amem import hnsw
 
-        Summed in double precision, so that order and rounded values do not depend on the processor's BLAS.
+        return hnsw.prepare(self, query)
+
+    def distances(self, query: npt.ArrayLike, points: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Distance from a prepared query (d,) to the points with these indices: 1 - dot, or squared Euclidean (l2).
+
+        The article's graph sums in double precision, so that order and rounded values do not depend on the
+        processor's BLAS; the others in hnswlib's own float32 order (`amem.arith`), so that they agree with it.
         """
-        rows = self.vectors[np.asarray(points, dtype=np.int64)].astype(np.float64)
-        return 1.0 - np.einsum("ij,j->i", rows, np.asarray(query, dtype=np.float64))
+        if self.kind == "article":
+            rows = self.vectors[np.asarray(points, dtype=np.int64)].astype(np.float64)
+            return 1.0 - np.einsum("ij,j->i", rows, np.asarray(query, dtype=np.float64))
+        from amem import hnsw
+
+        return hnsw.distances(self, query, points)
+
+    def guesser(self, query: npt.NDArray[Any]) -> Callable[[Ints], list[float]] | None:
+        """Guesses at the distances of a prepared query to points, from their sketches; None in a graph without any."""
+        if (kept := self.sketch) is None:
+            return None
+        from amem import sketch
+
+        bits, lengths, cosines = kept.queries(query[None, :])
+        return lambda points: sketch.guesses(kept.bits, kept.lengths, points, bits[0], lengths[0], cosines).tolist()
+
+    def to_hnswlib(self) -> hnswlib.Index:
+        """This graph inside hnswlib's C++ search; see `amem.hnsw.to_hnswlib`."""
+        from amem import hnsw
+
+        return hnsw.to_hnswlib(self)
 
     def edges(self, level: int) -> Iterator[tuple[int, int]]:
         """Undirected pairs (i < j) linked on `level`, in order."""
@@ -190,3 +263,16 @@ def article(
     entry = min(top.tolist(), key=lambda i: (-weight[i], names[i]))
     params = {"M": m, "M0": m, "ef_search": ARTICLE_EF, "level_mult": round(1 / math.log(m), 6), "metric": "cosine"}
     return LayeredGraph(names, rows, levels, links, entry, "article", params, frozenset(bridges))
+
+
+def __getattr__(name: str) -> Any:
+    # The builders that need numba or hnswlib load with their first use.
+    if name == "from_hnswlib":
+        from amem import hnsw
+
+        return hnsw.from_hnswlib
+    if name == "navigator":
+        from amem import navigator
+
+        return navigator.navigator
+    raise AttributeError(f"module 'amem.graph' has no attribute {name!r}")

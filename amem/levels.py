@@ -20,6 +20,14 @@ def top_level(n: int, m: int) -> int:
     return int(math.log(n) / math.log(m) + 1e-9) if n > 1 else 0
 
 
+def climb(name: str, m: int, highest: int) -> int:
+    """Level of one id: promoted while SHA-1 of "id:level" is below 1/m."""
+    level = 0
+    while level < highest and stable_unit(f"{name}:{level}") < 1 / m:
+        level += 1
+    return level
+
+
 def assign(ids: Sequence[str], m: int, importance: Sequence[float] | None = None) -> npt.NDArray[np.int64]:
     """Level of every id: promoted while SHA-1 of "id:level" is below 1/m; returns shape (n,).
 
@@ -27,10 +35,7 @@ def assign(ids: Sequence[str], m: int, importance: Sequence[float] | None = None
     Source: seed 000, `_assign_hnsw_levels`.
     """
     highest = top_level(len(ids), m)
-    levels = np.zeros(len(ids), dtype=np.int64)
-    for i, name in enumerate(ids):
-        while levels[i] < highest and stable_unit(f"{name}:{levels[i]}") < 1 / m:
-            levels[i] += 1
+    levels = np.array([climb(name, m, highest) for name in ids], dtype=np.int64)
     weight = [1.0] * len(ids) if importance is None else list(importance)
     for level in range(highest, 0, -1):
         missing = levels.max() < level if level == highest else not np.any(levels == level)

@@ -11,6 +11,8 @@ import typer
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 evals = typer.Typer(no_args_is_help=True, help="Measure against gold.")
 app.add_typer(evals, name="eval")
+benches = typer.Typer(no_args_is_help=True, help="Curves of recall against cost.")
+app.add_typer(benches, name="bench")
 
 
 @app.command()
@@ -157,6 +159,50 @@ def eval_scopes(
         mean, each = evaluate.macro_f1(halves[half], vectors[half], embedder)
         shown = "  ".join(f"{scope} {value:.3f}" for scope, value in each.items())
         typer.echo(f"{label}: {len(halves[half])} texts  macro-F1 {mean:.3f}  {shown}")
+
+
+@benches.callback()
+def _benches() -> None:
+    """Curves of recall against cost."""  # a callback keeps `bench recall` a command of its own
+
+
+@benches.command("recall")
+def bench_recall(
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the rows here as CSV.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the curves here as one plotly page.")] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="An ann-benchmarks HDF5, or .npy of (n, d) vectors; default: see below.")
+    ] = None,
+    n: Annotated[list[int] | None, typer.Option(help="Points: of the generated data, or the most of a file.")] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours wanted; default 1 and 10.")] = None,
+    queries: Annotated[int, typer.Option(help="Queries, held out.")] = 1000,
+    systems: Annotated[str, typer.Option(help="Which, with commas.")] = "article,navigator,hnswlib,faiss,usearch",
+    repeats: Annotated[int, typer.Option(help="Timed runs; the median and the spread are reported.")] = 3,
+) -> None:
+    """Recall against distance evaluations and queries a second, ours and other libraries', one thread.
+
+    Without --data: the notes of the committed runs, and generated clustered data of 200, 2,000 and 20,000 points.
+    """
+    from tqdm import tqdm
+
+    from amem import bench, runs
+
+    wanted = k or [1, 10]
+    sets = list(bench.sets(data or [], n or [], queries, max(wanted)))
+    rows: list[dict[str, object]] = []
+    with tqdm(desc="points of curves", unit="point", file=sys.stderr, mininterval=0.5) as bar:
+        for width in wanted:
+            narrow = [one.first(width) for one in sets]
+            rows += bench.recall_rows(narrow, systems.split(","), repeats, report=lambda row: bar.update() and None)
+    for row in rows if json_path is None else []:
+        typer.echo("  ".join(f"{row[name]}" for name in bench.COLUMNS[:12]))
+    if json_path is not None:
+        runs.write_bytes(json_path, bench.as_json(rows))
+    if csv is not None:
+        runs.write_bytes(csv, bench.as_csv(rows))
+    if html is not None:
+        runs.write_bytes(html, bench.figure(rows).to_html(include_plotlyjs=True).encode())
 
 
 def main() -> None:

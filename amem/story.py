@@ -96,7 +96,8 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def load(source: str | Path) -> Story:
-    """The story in a file, or the bundled one for "zh" or "en"; `file#choice` picks one LoCoMo conversation of several.
+    """The story in a file, or the bundled one for "zh" or "en"; `file#choice` picks one LoCoMo conversation of several
+    (without a choice they come in together, each an event).
 
     Reads the formats in KNOWN, in UTF-8, or UTF-16 with a BOM; of a ChatGPT export the current branches, oldest first.
     Times without a zone are taken as UTC, except in amem-story/1, which must say. Raises StoryError.
@@ -249,26 +250,36 @@ def assemble(raw: list[Any], skipped: list[str], name: str, head: dict[str, Any]
 
 def _locomo(items: list[Any], choice: str, name: str) -> Story:
     ids = [str(item.get("sample_id", number)) if isinstance(item, dict) else "" for number, item in enumerate(items)]
+    if not choice:
+        return _conversations(items, ids, name)
     at = ids.index(choice) if choice in ids else int(choice) if regex.fullmatch("[0-9]{1,9}", choice) else len(ids)
-    if len(ids) == 1 and not choice:
-        at = 0
     if at >= len(ids):
-        none = f", none of them {choice!r}" if choice else ""
         how = f"pick one by id or index, like {name}#{ids[0]}"
-        raise StoryError(f"{name} holds {len(ids)} conversations{none}; {how}; ids are {', '.join(ids)}")
-    talk = items[at].get("conversation", items[at]) if isinstance(items[at], dict) else None
-    if not isinstance(talk, dict):
-        raise StoryError(f"conversation {at} of {name} is no object with sessions; export the dialogue again")
+        raise StoryError(
+            f"{name} holds {len(ids)} conversations, none of them {choice!r}; {how}; ids are {', '.join(ids)}"
+        )
+    return _conversations(items[at : at + 1], ids[at : at + 1], name)
+
+
+def _conversations(items: list[Any], ids: list[str], name: str) -> Story:
+    """LoCoMo conversations as one story. Of several, each is an event, and its id stands before its turns' ids."""
     raw: list[dict[str, Any]] = []
     skipped: list[str] = []
-    for key in sorted((key for key in talk if regex.fullmatch(r"session_[0-9]+", key)), key=lambda key: int(key[8:])):
-        time = _time(talk.get(f"{key}_date_time"), f"{key} of {name}", skipped)
-        for number, item in enumerate(_list(talk[key]), 1):
-            said = check(_LocomoTurn, item, f"turn {number} in {key} of {name}")
-            photo = f" [shares a photo: {said.blip_caption}]" if said.blip_caption else ""
-            turn = {"id": said.dia_id, "session": key, "speaker": said.speaker, "time": time}
-            raw.append({**turn, "text": (said.text or "") + photo})
-    return assemble(raw, skipped, name, {"title": ids[at]})
+    for at, (item, chosen) in enumerate(zip(items, ids, strict=True)):
+        talk = item.get("conversation", item) if isinstance(item, dict) else None
+        if not isinstance(talk, dict):
+            raise StoryError(f"conversation {at} of {name} is no object with sessions; export the dialogue again")
+        head, event = (f"{chosen}:", chosen) if len(items) > 1 else ("", None)
+        sessions = (key for key in talk if regex.fullmatch(r"session_[0-9]+", key))
+        for key in sorted(sessions, key=lambda key: int(key[8:])):
+            time = _time(talk.get(f"{key}_date_time"), f"{key} of {name}", skipped)
+            for number, turn in enumerate(_list(talk[key]), 1):
+                said = check(_LocomoTurn, turn, f"turn {number} in {key} of {name}")
+                photo = f" [shares a photo: {said.blip_caption}]" if said.blip_caption else ""
+                fields = {"id": head + said.dia_id, "session": head + key, "event": event, "speaker": said.speaker}
+                raw.append({**fields, "time": time, "text": (said.text or "") + photo})
+    events = [Event(id=chosen, title=chosen) for chosen in ids] if len(items) > 1 else []
+    return assemble(raw, skipped, name, {"title": ids[0] if len(ids) == 1 else "", "events": events})
 
 
 def _branch(nodes: dict[str, _Node], leaf: str | None) -> list[_Node]:

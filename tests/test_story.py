@@ -267,14 +267,23 @@ def test_locomo_is_whole_in_order_and_with_its_photos() -> None:
 
 
 @needs_locomo
-@pytest.mark.parametrize(
-    ("choice", "said"), [("", ""), ("#conv-1", "none of them 'conv-1'"), ("#10", "none"), ("#-1", "none")]
-)
-def test_a_list_of_conversations_asks_for_a_choice(choice: str, said: str) -> None:
+@pytest.mark.parametrize(("choice", "said"), [("#conv-1", "none of them 'conv-1'"), ("#10", "none"), ("#-1", "none")])
+def test_a_choice_that_is_not_there_names_the_ones_that_are(choice: str, said: str) -> None:
     with pytest.raises(StoryError) as caught:
         load(f"{LOCOMO}{choice}")
     message = str(caught.value)
     assert said in message and "locomo10.json#conv-26" in message and "conv-30, conv-41" in message
+
+
+@needs_locomo
+def test_all_conversations_come_in_together_and_apart() -> None:
+    read = load(LOCOMO)
+    assert len(read.turns) == 5882 and len(read.events) == 10
+    one = [turn for turn in read.turns if turn.event == "conv-30"]
+    alone = load(f"{LOCOMO}#conv-30").turns
+    assert [t.text for t in one] == [t.text for t in alone]
+    assert [t.id for t in one] == [f"conv-30:{t.id}" for t in alone]
+    assert {t.session.split(":")[0] for t in one} == {"conv-30"}
 
 
 @needs_locomo

@@ -29,7 +29,7 @@ EXACT = 25_000  # up to here all pairs are compared; above, within overlapping c
 BLOCK = 512
 PIVOT_SHARE, PIVOTS_EACH = 1000, 3
 FIND_EF = 16  # a note's own text must find it with so few candidates (seed 000's ef)
-SMALL, FIND_TURNS, FIND_TURNS_LARGE = 5000, 12, 3  # every other turn is a search for all points, which costs
+FIND_TURNS, SMALL = 10, 5000
 UPDATE_EF = 96
 REACH = 4  # an insertion chooses anew the edges of its 4 x degree nearest points
 
@@ -168,17 +168,20 @@ def _findable(
 ) -> LayeredGraph:
     """The graph with these level-0 links, after each of `points` that its own vector does not find got an edge."""
     scheme, every = _scheme(g.vectors), points
-    for turn in range(FIND_TURNS if len(points) <= SMALL else FIND_TURNS_LARGE):
+    for turn in range(FIND_TURNS):
         done = replace(g, links=(edges.as_table(links, count), *g.links[1:]))
         stops, far, _ = kernel.search_many(done, g.vectors[points], FIND_EF, FIND_EF)
         found = (stops == points[:, None]).any(axis=1) | (far[:, -1] <= 1e-6)  # among as many duplicates any will do
         lost, ends = points[~found], stops[~found].astype(np.int32)
         if len(lost) == 0:
             return done
+        before = links.copy()
         _, kept, used = edges.forest(g.vectors, links, count)
         edges.swap_in(g.vectors, links, count, kept, used, lost.astype(np.int32), ends, scheme)
-        # A given-up edge can lose its ends, so every other turn looks at all points again.
-        points = every if turn % 2 else np.union1d(lost, ends[ends >= 0])
+        # Next those whose edges changed, since one given up can lose its ends; now and then all once more (in a large
+        # graph once: it is a search for every point).
+        again = turn % 2 and (turn == 1 or len(every) <= SMALL)
+        points = every if again else np.flatnonzero((links != before).any(axis=1))
     return replace(g, links=(edges.as_table(links, count), *g.links[1:]))
 
 

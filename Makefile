@@ -14,7 +14,7 @@ setup: .venv/.ready
 	test -x $(PY) || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet "$(TORCH)" || $(PY) -m pip install --quiet torch
-	$(PY) -m pip install --quiet -e '.[dev]'
+	$(PY) -m pip install --quiet -e '.[dev,bench]'
 	touch $@
 
 # All notebooks, top to bottom, each into runs/latest/notebooks/.

@@ -7,20 +7,22 @@ Queries/s are medians over repeats on one thread, with their lowest and highest.
 
 from __future__ import annotations
 
-import os
+import csv
+import io
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from amem import graph, kernel, trace
+from amem.datasets import Data
 from amem.graph import Floats, LayeredGraph, unit_rows
 
 if TYPE_CHECKING:
@@ -40,16 +42,6 @@ EF_CONSTRUCTION = 200
 
 
 @dataclass(frozen=True)
-class Data:
-    """name; base (n, d) and queries (m, d), unit length float32, queries not in base; truth (m, k) nearest indices."""
-
-    name: str
-    base: Floats
-    queries: Floats
-    truth: Points
-
-
-@dataclass(frozen=True)
 class System:
     """A built index. search(setting) -> (points (m, k), evaluations a query); settings are tried in order."""
 
@@ -61,45 +53,6 @@ class System:
     search: Callable[[str], Points]
     evaluations: Callable[[str], float]
     sketch_bytes: int = 0
-
-
-def arrays(name: str, base: npt.ArrayLike, queries: npt.ArrayLike, k: int = 10) -> Data:
-    """Data from two arrays; the true neighbours are found by an exact scan."""
-    rows, asked = unit_rows(base), unit_rows(queries)
-    truth = np.empty((len(asked), min(k, len(rows))), dtype=np.int64)
-    for start in range(0, len(asked), 256):
-        scores = asked[start : start + 256] @ rows.T
-        truth[start : start + 256] = np.argsort(-scores, axis=1, kind="stable")[:, : truth.shape[1]]
-    return Data(name, rows, asked, truth)
-
-
-def clustered(n: int, dim: int = 64, queries: int = 1000, k: int = 10, seed: int = 0) -> Data:
-    """Generated data: Gaussian clusters of low inner dimension (8), about 100 points each; queries held out."""
-    rng = np.random.default_rng(seed)
-    clusters, total = max(2, n // 100), n + queries
-    centres = rng.normal(size=(clusters, dim))
-    axes = rng.normal(size=(clusters, 8, dim)) / np.sqrt(dim)
-    own = rng.integers(clusters, size=total)
-    made = np.empty((total, dim), dtype=np.float32)
-    for start in range(0, total, 20_000):
-        part = own[start : start + 20_000]
-        inner = np.einsum("ij,ijk->ik", rng.normal(size=(len(part), 8)), axes[part])
-        made[start : start + 20_000] = centres[part] + 2 * inner + 0.1 * rng.normal(size=(len(part), dim))
-    return arrays(f"clustered-{n}", made[:n], made[n:], k)
-
-
-def hdf5(path: str | os.PathLike[str], most: int | None = None, queries: int = 1000, k: int = 10) -> Data:
-    """An ann-benchmarks file: its `train` (the first `most`) and `test` (the first `queries`) vectors."""
-    if find_spec("h5py") is None:
-        raise ValueError("reading HDF5 needs h5py: pip install 'amem[bench]'")
-    import h5py
-
-    try:
-        with h5py.File(path) as file:
-            base, asked = file["train"][:most], file["test"][:queries]
-    except (OSError, KeyError) as error:
-        raise ValueError(f"{path}: not an ann-benchmarks file (HDF5 with 'train' and 'test'): {error}") from error
-    return arrays(Path(path).stem, base, asked, k)
 
 
 def link_bytes(g: LayeredGraph) -> int:
@@ -385,3 +338,17 @@ def figure(rows: Sequence[Row], x: str = "evaluations", y: str = "recall") -> go
     fig.update_xaxes(title=titles.get(x, x), type="log")
     fig.update_yaxes(title="found by its own text" if y == "found" else "recall")
     return fig
+
+
+def as_json(rows: Sequence[Row]) -> bytes:
+    """The rows as a JSON list, one row a line; a number that is not there is null."""
+    return ("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n").encode()
+
+
+def as_csv(rows: Sequence[Row]) -> bytes:
+    """The rows as CSV with a head line."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()

@@ -174,7 +174,9 @@ def bench_recall(
     data: Annotated[
         list[Path] | None, typer.Option(help="An ann-benchmarks HDF5, or .npy of (n, d) vectors; default: see below.")
     ] = None,
-    n: Annotated[list[int] | None, typer.Option(help="Points: of the generated data, or the most of a file.")] = None,
+    n: Annotated[
+        list[int] | None, typer.Option("-n", help="Points: of the generated data, or the most of a file.")
+    ] = None,
     k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours wanted; default 1 and 10.")] = None,
     queries: Annotated[int, typer.Option(help="Queries, held out.")] = 1000,
     systems: Annotated[str, typer.Option(help="Which, with commas.")] = "article,navigator,hnswlib,faiss,usearch",
@@ -186,15 +188,19 @@ def bench_recall(
     """
     from tqdm import tqdm
 
-    from amem import bench, runs
+    from amem import bench, datasets, runs
 
     wanted = k or [1, 10]
-    sets = list(bench.sets(data or [], n or [], queries, max(wanted)))
+    sets = list(datasets.sets(data or [], n or [], queries, max(wanted)))
     rows: list[dict[str, object]] = []
     with tqdm(desc="points of curves", unit="point", file=sys.stderr, mininterval=0.5) as bar:
+
+        def count(_: dict[str, object]) -> None:
+            bar.update()
+
         for width in wanted:
             narrow = [one.first(width) for one in sets]
-            rows += bench.recall_rows(narrow, systems.split(","), repeats, report=lambda row: bar.update() and None)
+            rows += bench.recall_rows(narrow, systems.split(","), repeats, report=count)
     for row in rows if json_path is None else []:
         typer.echo("  ".join(f"{row[name]}" for name in bench.COLUMNS[:12]))
     if json_path is not None:
@@ -206,17 +212,9 @@ def bench_recall(
 
 
 def main() -> None:
-    """Run the command line; a known failure is one sentence on stderr and exit status 1."""
-    from click.exceptions import Abort, ClickException
-
+    """Run the command line; a known failure is one sentence on stderr and exit status 1, a wrong call status 2."""
     try:
-        app(standalone_mode=False)
-    except ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (Abort, KeyboardInterrupt):
-        sys.stderr.write("stopped; the same command goes on where it stopped\n")
-        sys.exit(130)
+        app()
     except OSError as error:
         where = error.filename or "a file"
         sys.stderr.write(f"amem: {where}: {error.strerror}; make the place writable or free the disk, then run again\n")

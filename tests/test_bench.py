@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from amem import bench, graph
+from amem import bench, datasets, graph
 
 NAMED = "dataset n dim system degree_cap setting recall evaluations qps build_cpu_s link_bytes".split()
 
 
 @pytest.fixture(scope="module")
-def data() -> bench.Data:
-    return bench.clustered(600, dim=24, queries=50)
+def data() -> datasets.Data:
+    return datasets.clustered(600, dim=24, queries=50)
 
 
 @pytest.fixture(scope="module")
-def rows(data: bench.Data) -> list[bench.Row]:
+def rows(data: datasets.Data) -> list[bench.Row]:
     return bench.recall_rows(data, repeats=2)
 
 
@@ -53,7 +53,7 @@ def test_inside_hnswlib_the_same_graph_has_the_same_recall_and_counts(rows: list
         assert ours[row["degree_cap"], row["setting"]] == (row["recall"], row["evaluations"])
 
 
-def test_truth_is_exact(data: bench.Data) -> None:
+def test_truth_is_exact(data: datasets.Data) -> None:
     for query, truth in zip(data.queries[:20], data.truth[:20], strict=True):
         assert set(truth.tolist()) == set(np.argsort(-(data.base @ query))[:10].tolist())
 
@@ -71,20 +71,20 @@ def test_an_ann_benchmarks_file_is_read(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with h5py.File(tmp_path / "tiny-25-angular.hdf5", "w") as file:
         file["train"], file["test"] = rng.normal(size=(300, 25)), rng.normal(size=(40, 25))
-    data = bench.hdf5(tmp_path / "tiny-25-angular.hdf5")
+    data = datasets.hdf5(tmp_path / "tiny-25-angular.hdf5")
     assert (data.name, data.base.shape, data.queries.shape) == ("tiny-25-angular", (300, 25), (40, 25))
     (tmp_path / "no.hdf5").write_bytes(b"no")
     with pytest.raises(ValueError, match="not an ann-benchmarks file"):
-        bench.hdf5(tmp_path / "no.hdf5")
+        datasets.hdf5(tmp_path / "no.hdf5")
 
 
 def test_link_bytes_are_those_of_the_links() -> None:
-    g = graph.navigator(bench.clustered(500, dim=16).base)
+    g = graph.navigator(datasets.clustered(500, dim=16).base)
     words = sum(len(indices) + int(np.sum(g.levels >= level)) + 1 for level, (_, indices) in enumerate(g.links))
     assert bench.link_bytes(g) == 4 * words
 
 
-def test_figures_and_the_articles_losses(rows: list[bench.Row], data: bench.Data) -> None:
+def test_figures_and_the_articles_losses(rows: list[bench.Row], data: datasets.Data) -> None:
     assert len(bench.figure(rows).data) == len({(row["system"], row["degree_cap"]) for row in rows})
     found = bench.found_rows(data.base, sizes=(50, 600))
     share = {(row["n"], row["system"]): row["found"] for row in found}
@@ -95,7 +95,7 @@ def test_figures_and_the_articles_losses(rows: list[bench.Row], data: bench.Data
         bench.figure([])
 
 
-def test_an_unknown_system_is_named(data: bench.Data) -> None:
+def test_an_unknown_system_is_named(data: datasets.Data) -> None:
     with pytest.raises(ValueError, match="no system 'annoy'"):
         bench.recall_rows(data, systems=["annoy"])
 

@@ -81,6 +81,10 @@ def test_a_read_only_folder_ends_with_one_sentence() -> None:
         (["run", "--resume", "nowhere"], "holds no run"),
         (["run", "--resume", "x", "--story", "zh"], "leave --story"),
         (["search", "nowhere", "x"], "does not exist"),
+        (["run", "--no-such-option"], "No such option"),
+        (["no-such-command"], "No such command"),
+        (["bench", "recall", "--data", "nowhere.hdf5"], "nowhere.hdf5"),
+        (["bench", "recall", "--data", "nowhere.npy"], "nowhere.npy"),
         (["run", "--story", "zh", "--out", "OUT", "--model", "no/such-model"], "cannot be loaded"),
         (["run", "--story", "zh", "--out", "OUT", "--generate"], "no endpoint is set"),
     ],
@@ -109,3 +113,17 @@ def test_eval_extract_writes_the_figures_of_the_even_turns(tmp_path: Path) -> No
         assert {"note_recall", "note_precision", "scope_accuracy"} <= set(figures[language])
         assert f"story_{language} even" in done.stdout and f"story_{language} odd" in done.stdout
     assert "missed:" in done.stdout and "alternative" in done.stdout
+
+
+def test_bench_recall_writes_one_row_a_point_with_the_named_columns(tmp_path: Path) -> None:
+    where = [f"--{kind}={tmp_path / f'rows.{kind}'}" for kind in ("json", "csv", "html")]
+    done = amem("bench", "recall", "-n", "300", "--queries", "40", "--repeats", "1", "-k", "1", "-k", "10", *where)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    named = "dataset n dim system degree_cap setting recall evaluations qps build_cpu_s link_bytes".split()
+    assert all(set(named) <= set(row) for row in rows)
+    assert {row["k"] for row in rows} == {1, 10} and {row["n"] for row in rows} == {300}
+    assert {"article", "navigator", "hnswlib M=4", "hnswlib M=16"} <= {row["system"] for row in rows}
+    assert all(0 <= row["recall"] <= 1 and row["evaluations"] > 0 for row in rows)
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == len(rows) + 1
+    assert "plotly" in (tmp_path / "rows.html").read_text()[:10_000_000]

@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from amem import bench, graph, kernel, navigator, sketch, trace
+from amem import bench, datasets, graph, kernel, navigator, sketch, trace
 from amem.graph import LayeredGraph
 
 
@@ -133,7 +133,7 @@ def test_sketches_guess_distances_without_bias() -> None:
 
 
 def test_slack_beats_ef_on_evaluations_and_sketches_beat_both() -> None:
-    data = bench.clustered(4000, queries=200)
+    data = datasets.clustered(4000, queries=200)
     g = graph.navigator(data.base)
     spent = {}
     for name, one in (("sketches", g), ("plain", replace(g, sketch=None))):
@@ -237,7 +237,7 @@ def test_two_threads() -> None:
 def test_a_hundred_thousand_points_build_no_slower_than_hnswlib() -> None:
     import time
 
-    data = bench.clustered(100_000, dim=128, queries=500)
+    data = datasets.clustered(100_000, dim=128, queries=500)
     graph.navigator(data.base[:200])
     with bench.one_thread():
         start = time.process_time()

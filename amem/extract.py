@@ -184,15 +184,17 @@ class Known:
 
     def __init__(self, notes: list[Note], vectors: Floats) -> None:
         self.notes = list(notes)
-        self._rows = np.array(vectors, dtype=np.float32) if len(notes) else np.zeros((0, 0), np.float32)
+        # In double precision from the start: casting all of them for every new note cost most of a long run.
+        self._rows = np.array(vectors, dtype=np.float64) if len(notes) else np.zeros((0, 0))
 
     @property
-    def vectors(self) -> Floats:
+    def vectors(self) -> npt.NDArray[np.float64]:
+        """(n, dim), the vectors of `notes`."""
         return self._rows[: len(self.notes)]
 
     def append(self, note: Note, vector: Floats) -> None:
         if len(self.notes) == len(self._rows):
-            grown = np.zeros((max(64, 2 * len(self._rows)), len(vector)), np.float32)
+            grown = np.zeros((max(64, 2 * len(self._rows)), len(vector)))
             grown[: len(self.notes)] = self.vectors if len(self.notes) else 0
             self._rows = grown
         self._rows[len(self.notes)] = vector
@@ -217,7 +219,7 @@ def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, s
 def _connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> None:
     if not known.notes:
         return
-    cosine = np.einsum("ij,j->i", known.vectors.astype(np.float64), vector.astype(np.float64))
+    cosine = np.einsum("ij,j->i", known.vectors, vector.astype(np.float64))
     for i in np.argsort(-cosine, kind="stable")[:LINKS]:
         other, weight = known.notes[i], round(min(1.0, float(cosine[i])), 4)
         if weight < SIMILAR[cues_.language(language_of(note.content))]:

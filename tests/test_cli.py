@@ -127,3 +127,14 @@ def test_bench_recall_writes_one_row_a_point_with_the_named_columns(tmp_path: Pa
     assert all(0 <= row["recall"] <= 1 and row["evaluations"] > 0 for row in rows)
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == len(rows) + 1
     assert "plotly" in (tmp_path / "rows.html").read_text()[:10_000_000]
+
+
+def test_lines_are_embedded_for_a_benchmark(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("".join(f"fact number {i}\n\n" for i in range(70)), "utf-8")
+    done = amem("embed", str(tmp_path / "texts.txt"), "--out", str(tmp_path / "v.npy"))
+    assert done.returncode == 0 and "70 texts, 384 dims" in done.stdout, done.stderr
+    args = ["--data", str(tmp_path / "v.npy"), "--systems", "navigator", "-k", "1", "--repeats", "1"]
+    done = amem("bench", "recall", *args, "--json", str(tmp_path / "rows.json"))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {(row["dataset"], row["n"], row["dim"]) for row in rows} == {("v", 53, 384)}

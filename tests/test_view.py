@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,14 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return view.page(NAV, TRACES, TURNS, path, "March </title>", event_titles=titles)
 
 
+def until(page: Page, condition: str, seconds: float = 30) -> None:
+    """Wait for a condition in the page. Playwright's own wait polls by eval, which the page's policy forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"not within {seconds} s: {condition}"
+        page.wait_for_timeout(50)
+
+
 @pytest.fixture(scope="session")
 def _watched(browser: Browser, explorer: Path) -> Iterator[Page]:
     """The page, opened once; whatever it reports or requests on the way fails the test that made it do so."""
@@ -284,9 +293,7 @@ def _watched(browser: Browser, explorer: Path) -> Iterator[Page]:
     opened.complaints = complaints  # type: ignore[attr-defined]
     opened.goto(explorer.as_uri())
     opened.wait_for_selector("[data-testid=plot] canvas")
-    opened.wait_for_function(
-        "document.querySelector('[data-testid=plot]')._fullLayout?.scene._scene.glplot.cameraParams"
-    )
+    until(opened, "!!document.querySelector('[data-testid=plot]')._fullLayout?.scene._scene.glplot.cameraParams")
     yield opened
 
 
@@ -408,7 +415,7 @@ def test_the_details_panel_moves_the_plot(page: Page) -> None:
     width = "document.querySelector('[data-testid=plot] canvas').getBoundingClientRect().right"
     before = page.evaluate(width)
     page.locator("[data-note-id=n00]").click()
-    page.wait_for_function(f"{width} < {before} - 200")
+    until(page, f"{width} < {before} - 200")
     box = page.get_by_test_id("details").bounding_box()
     assert box is not None
     assert page.evaluate(width) <= box["x"] + 1

@@ -26,7 +26,9 @@ LINKS = 3  # similar notes a new note is linked to
 SIMILAR = {"zh": 0.92, "en": 0.87}  # cosine from which notes are linked; the encoder puts Chinese texts nearer together
 EVOLVES = {"zh": 0.94, "en": 0.90}  # cosine from which the nearest earlier note gets a pointer to the new one
 SAME = 0.80  # share of common terms (of the smaller set) from which two notes say the same
+CLOSE = 0.7  # share of the larger figure that a miscounted one reaches when few words say that both mean one thing
 NEAR = 2.0  # a miscounted figure is at most so many times off; further off it is a figure of something else
+NAMES_NONE = {"zh": 9, "en": 2}  # terms up to which a note names no matter of its own
 GAINED = 3  # keywords a neighbour may gain at a time
 
 _ZH = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2}
@@ -38,6 +40,7 @@ _EN = {
 _WHEN = ("time", "day", "weekday", "month")
 _OF_PERSONS = {Scope.CASE_HISTORY, Scope.USER_PROFILE}
 _LEAD = regex.compile(r"(?<=(?:^|；)上文：|(?:^|; )after: ).*")
+_INFLECTED = regex.compile(r"(?<=[a-z]{3})(?:['’]?s|ed|ing)$")
 _DATED = regex.compile(r"\s\[[^\[\]]* = \d{4}-\d\d-\d\d\]$")
 
 
@@ -113,9 +116,15 @@ def read(content: str, speaker: str, lead: str = "") -> Said:
         words = match[kind]
         unit = fold(match["unit"]).rstrip("s").replace("hr", "hour") if kind == "count" else kind
         values.setdefault(unit, {})[_figure(kind, words)] = match.group().strip(" ,")
-    about = frozenset(t for t in term_set(text) if not regex.search(r"\d", t) and not cue.common.search(t))
     parties = frozenset(fold(m.group()) for m in cue.party.finditer(text))
-    return Said(text, language, values, about, parties, lead)
+    return Said(text, language, values, about(text, language), parties, lead)
+
+
+def about(text: str, language: str) -> frozenset[str]:
+    """Terms of `text` that say what it is about: no figures, no common words, English ones without their ending."""
+    common = cues_.load(language).change.common
+    words = (t for t in term_set(text) if not regex.search(r"\d", t) and not common.search(t))
+    return frozenset(_INFLECTED.sub("", word) for word in words)
 
 
 def _figure(kind: str, words: str) -> float:
@@ -162,6 +171,7 @@ def connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> Non
         return
     cosine = np.einsum("ij,j->i", known.vectors, vector.astype(np.float64))
     language = cues_.language(language_of(note.content))
+    ended = _end(note, cosine, known, result)
     nearest: list[int] = []
     for i in np.argsort(-cosine, kind="stable")[:LINKS]:
         other, weight = known.notes[i], _weight(cosine[i])
@@ -173,7 +183,7 @@ def connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> Non
         for a, b in ((note.id, other.id), (other.id, note.id)):
             result.links.append(Link(source=a, target=b, kind="similar", weight=weight, reason=reason))
         share = len(common) / max(1, min(len(mine), len(theirs)))
-        if share >= SAME and _numbers(note.content) == _numbers(other.content):
+        if i not in ended and share >= SAME and _numbers(note.content) == _numbers(other.content):
             result.links.append(
                 Link(
                     source=note.id, target=other.id, kind="duplicate_of", weight=weight, reason=f"{share:.0%} of terms"
@@ -181,7 +191,6 @@ def connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> Non
             )
             return
         nearest.append(int(i))
-    ended = _end(note, cosine, known, result)
     if nearest and cosine[nearest[0]] >= EVOLVES[language] and nearest[0] not in ended:
         _mark(note, nearest[0], float(cosine[nearest[0]]), known, result)
 
@@ -216,7 +225,7 @@ def _end(note: Note, cosine: npt.NDArray[np.float64], known: Known, result: Turn
 def clashes(note: Note, other: Note, advice: bool = False) -> Iterator[Clash]:
     """Why `note` ends `other`, if it does: each rule that says so, the surest first. advice: the assistant says it."""
     event = (other.event or other.session) == (note.event or note.session)
-    taste = note.scope == other.scope == Scope.USER_PROFILE
+    taste = Scope.USER_PROFILE in (note.scope, other.scope)
     lead = _LEAD.search(note.context)
     new = read(note.content, note.speaker, lead.group() if lead else "")
     old = read(other.content, other.speaker)
@@ -224,7 +233,7 @@ def clashes(note: Note, other: Note, advice: bool = False) -> Iterator[Clash]:
         return
     if event:
         yield from _denied(new, old)
-    if note.speaker != other.speaker or not {note.scope, other.scope} <= _OF_PERSONS:
+    if note.speaker != other.speaker or note.scope == Scope.GENERAL_LAW or other.scope not in _OF_PERSONS:
         return  # what one party said is not ended by the say of another
     if event and not advice:
         yield from _offer(new, old)
@@ -238,15 +247,15 @@ def _denied(new: Said, old: Said) -> Iterator[Clash]:
         gone = read(words, "")
         figures = [
             (said, kept)
-            for kind, mine in gone.values.items()
-            for value, said in old.values.get(kind, {}).items()
-            for kept in [_others(new.values[kind], value) if kind in new.values else ""]
-            if value in mine and kept
+            for kind, theirs in old.values.items()
+            for value, said in theirs.items()
+            for kept in [_others({**new.values.get("bare", {}), **new.values.get(kind, {})}, value)]
+            if value in {**gone.values.get("bare", {}), **gone.values.get(kind, {})} and kept
         ]
-        about = (new.about & old.about) - gone.about
+        shared = (new.about & old.about) - gone.about
         if figures and _one_thing(new, old):
             yield Clash("denied", *figures[0], 2.0)
-        elif not gone.values and gone.about and gone.about <= old.about and about and _one_thing(new, old):
+        elif not gone.values and gone.about and gone.about <= old.about and shared and _one_thing(new, old):
             yield Clash("denied", words, new.text[: match.start()] or new.text[match.end() :], 2.0)
 
 
@@ -272,35 +281,42 @@ def _offer(new: Said, old: Said) -> Iterator[Clash]:
 
 def _replaced(new: Said, old: Said, event: bool) -> Iterator[Clash]:
     """A figure that was looked up or moved ends the one it replaces: same kind or unit, same thing, other value."""
-    shared = new.about & old.about
-    # The sentence before may say it ("Got it wrong."), when this one names the matter again.
-    texts = [new.text, new.lead] if shared else [new.text]
-    cues = (new.cue.recount, new.cue.moved, new.cue.concede)
-    changes = any(cue.search(t) for t in texts for cue in cues)
-    for kind, mine in new.values.items():
-        theirs = old.values.get(kind, {})
+    cue, told = new.cue, [new.text, new.lead]
+    changes = [m.group() for cues in (cue.recount, cue.moved, cue.concede) for t in told if (m := cues.search(t))]
+    spoken = about(" ".join(changes), new.language)  # "moved" is no matter that two notes share
+    shared = (new.about & old.about) - spoken
+    # A note that names no matter of its own ("it was really £90") speaks of the one before it.
+    bare = event and len(new.about - spoken) <= NAMES_NONE[new.language]
+    moves = any(cue.moved.search(t) for t in told)
+    only_yields = not any(cues.search(t) for cues in (cue.recount, cue.moved) for t in told)
+    strangers = bool(new.parties and old.parties and not new.parties & old.parties)
+    if not changes or (only_yields and (strangers or cue.own.search(old.text))):
+        return
+    for kind, theirs in old.values.items():
+        mine = new.values.get(kind) or (new.values.get("bare", {}) if shared and kind not in _WHEN else {})
         fresh, gone = mine.keys() - theirs.keys(), theirs.keys() - mine.keys()
         repeated = bool(theirs.keys() & mine.keys())
-        if not (fresh and theirs) or not changes or not (shared or event or repeated):
+        if not fresh or not (event or kind in _WHEN or kind == "amount"):
             continue
         value, was = min(((a, b) for a in fresh for b in gone or theirs), key=lambda pair: abs(pair[0] - pair[1]))
-        if kind in _WHEN:
-            fits = bool(shared or repeated)
+        ratio = min(value, was) / max(value, was, 1)
+        if kind in _WHEN:  # days and hours stand everywhere: what was moved must be named, or the old hour
+            fits = repeated or len(shared) >= (1 if moves else 2)
         else:
-            fits = max(value, was) <= NEAR * min(value, was) and (bool(shared) or event)
+            fits = ratio >= (CLOSE if len(shared) < 2 else 1 / NEAR) and bool(shared or bare)
         if fits and (not shared or _one_thing(new, old)):
-            fit = len(shared) + repeated + (0.0 if kind in _WHEN else min(value, was) / max(value, was, 1) / 2)
-            yield Clash("figure", theirs[was], mine[value], fit)
+            yield Clash("figure", theirs[was], mine[value], len(shared) + repeated + ratio / 2)
 
 
 def _one_thing(new: Said, old: Said) -> bool:
     """Whether the words shared stand behind the same words in both: "garage deposit" is not "flat deposit"."""
     differ = False
     for i, j, size in SequenceMatcher(None, new.text, old.text, autojunk=False).get_matching_blocks():
-        if new.language == "zh" and size >= 2 and term_set(new.text[i : i + size]) & new.about:
+        if new.language == "zh" and size >= 2 and about(new.text[i : i + size], new.language) & new.about:
             before = [regex.search(r"\p{Han}{2}(?=的?$)", said.text[:at]) for said, at in ((new, i), (old, j))]
-        elif new.language == "en" and term_set(new.text[i : i + size]) & new.about:
-            before = [regex.search(r"[\p{L}’'-]{3,}(?=\s*$)", said.text[:at]) for said, at in ((new, i), (old, j))]
+        elif new.language == "en" and about(new.text[i : i + size], new.language) & new.about:
+            before = [regex.search(r"[\p{L}’'-]+(?=\s*$)", said.text[:at]) for said, at in ((new, i), (old, j))]
+            before = [m if m and about(m.group(), "en") else None for m in before]
         else:
             continue
         mine, theirs = (m and m.group() for m in before)

@@ -26,9 +26,10 @@ LINKS = 3  # similar notes a new note is linked to
 SIMILAR = {"zh": 0.92, "en": 0.87}  # cosine from which notes are linked; the encoder puts Chinese texts nearer together
 EVOLVES = {"zh": 0.94, "en": 0.90}  # cosine from which the nearest earlier note gets a pointer to the new one
 SAME = 0.80  # share of common terms (of the smaller set) from which two notes say the same
-CLOSE = 0.7  # share of the larger figure that a miscounted one reaches when few words say that both mean one thing
+CLOSE = 0.6  # share of the larger figure that a miscounted one reaches when few words say that both mean one thing
 NEAR = 2.0  # a miscounted figure is at most so many times off; further off it is a figure of something else
-NAMES_NONE = {"zh": 9, "en": 2}  # terms up to which a note names no matter of its own
+NAMES_NONE = {"zh": 6, "en": 2}  # terms up to which a note names no matter of its own
+MATTER = 2  # terms that two notes of one event share when the later one carries on the earlier
 GAINED = 3  # keywords a neighbour may gain at a time
 
 _ZH = {char: n for n, char in enumerate("零一二三四五六七八九")} | {"两": 2}
@@ -40,6 +41,10 @@ _EN = {
 _WHEN = ("time", "day", "weekday", "month")
 _OF_PERSONS = {Scope.CASE_HISTORY, Scope.USER_PROFILE}
 _LEAD = regex.compile(r"(?<=(?:^|；)上文：|(?:^|; )after: ).*")
+# Kinds that say nothing of the thing; others, as "lesson", name what is counted.
+_LOOSE = {"amount", "share", "bare", *_WHEN, *"小时 天 星期 周 月 年 次 回 分钟 期".split()} | {
+    "hour", "day", "week", "month", "year", "minute", "min", "time",
+}  # fmt: skip
 _INFLECTED = regex.compile(r"(?<=[a-z]{3})(?:['’]?s|ed|ing)$")
 _DATED = regex.compile(r"\s\[[^\[\]]* = \d{4}-\d\d-\d\d\]$")
 
@@ -88,7 +93,6 @@ class Said:
         own = self.cue.own.search(self.text)
         return bool(told and figure and not own and self.cue.offer.search(self.text))
 
-
     def yields(self) -> str:
         """The words by which a party gives way or settles, here or in the sentence before; "" without."""
         found = (cue.search(t) for t in (self.text, self.lead) for cue in (self.cue.concede, self.cue.settled))
@@ -117,7 +121,7 @@ def read(content: str, speaker: str, lead: str = "") -> Said:
         unit = fold(match["unit"]).rstrip("s").replace("hr", "hour") if kind == "count" else kind
         values.setdefault(unit, {})[_figure(kind, words)] = match.group().strip(" ,")
     parties = frozenset(fold(m.group()) for m in cue.party.finditer(text))
-    return Said(text, language, values, about(text, language), parties, lead)
+    return Said(text, language, values, about(cue.values.sub(" ", text), language), parties, lead)
 
 
 def about(text: str, language: str) -> frozenset[str]:
@@ -204,7 +208,7 @@ def _end(note: Note, cosine: npt.NDArray[np.float64], known: Known, result: Turn
                 found.setdefault(i, clash)
     if any(clash.rule == "denied" for clash in found.values()):
         found = {i: clash for i, clash in found.items() if clash.rule == "denied"}
-    # A figure replaces one figure: of several notes it could end, the one that fits best, and none when that is unclear.
+    # A figure replaces one figure: of several notes it could end the one that fits best, none when that is unclear.
     single = [i for i, clash in found.items() if clash.rule == "figure"]
     dropped: set[int] = set()
     for unit in {found[i].new for i in single}:
@@ -290,7 +294,7 @@ def _replaced(new: Said, old: Said, event: bool) -> Iterator[Clash]:
     moves = any(cue.moved.search(t) for t in told)
     only_yields = not any(cues.search(t) for cues in (cue.recount, cue.moved) for t in told)
     strangers = bool(new.parties and old.parties and not new.parties & old.parties)
-    if not changes or (only_yields and (strangers or cue.own.search(old.text))):
+    if not changes or (only_yields and (strangers or new.offers() or cue.own.search(old.text))):
         return
     for kind, theirs in old.values.items():
         mine = new.values.get(kind) or (new.values.get("bare", {}) if shared and kind not in _WHEN else {})
@@ -301,9 +305,11 @@ def _replaced(new: Said, old: Said, event: bool) -> Iterator[Clash]:
         value, was = min(((a, b) for a in fresh for b in gone or theirs), key=lambda pair: abs(pair[0] - pair[1]))
         ratio = min(value, was) / max(value, was, 1)
         if kind in _WHEN:  # days and hours stand everywhere: what was moved must be named, or the old hour
-            fits = repeated or len(shared) >= (1 if moves else 2)
+            fits = repeated or len(shared) >= (1 if moves else 2) or (moves and event and not new.about - spoken)
         else:
-            fits = ratio >= (CLOSE if len(shared) < 2 else 1 / NEAR) and bool(shared or bare)
+            fits = ratio >= (CLOSE if len(shared) < 2 else 1 / NEAR) and bool(
+                shared or bare or (event and kind not in _LOOSE)
+            )
         if fits and (not shared or _one_thing(new, old)):
             yield Clash("figure", theirs[was], mine[value], len(shared) + repeated + ratio / 2)
 
@@ -329,14 +335,16 @@ def _one_thing(new: Said, old: Said) -> bool:
 def _mark(note: Note, i: int, cosine: float, known: Known, result: TurnResult) -> None:
     """The nearest earlier note gains the keywords that stand in both, and a pointer to the later turn."""
     old = known.notes[i]
-    if old.turn_id == note.turn_id or any(change.note_id == old.id for change in result.evolved):
+    matter = read(note.content, note.speaker).about & read(old.content, old.speaker).about
+    same = (old.event or old.session) == (note.event or note.session) and len(matter) >= MATTER
+    if old.turn_id == note.turn_id or not same or any(change.note_id == old.id for change in result.evolved):
         return
     have, said = {fold(word) for word in old.keywords}, fold(old.content)
     gained = [word for word in note.keywords if fold(word) not in have and fold(word) in said][:GAINED]
     chinese = language_of(old.content) == "zh"
     change = Change(
         note_id=old.id, keywords=gained, context=f"{'；后文：' if chinese else '; later: '}{note.turn_id}",
-        reason=f"near {note.id} in {note.turn_id} (cosine {cosine:.2f})",
+        reason=f"near {note.id} in {note.turn_id} (cosine {cosine:.2f}; both: {', '.join(sorted(matter)[:5])})",
     )  # fmt: skip
     result.evolved.append(change)
     known.notes[i] = change.applied(old)

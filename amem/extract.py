@@ -174,7 +174,7 @@ def _note(turn: Turn, judged: Judged, earlier: str, language: str, events: Mappi
 
 
 def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, str] | None = None) -> TurnResult:
-    """All that `turn` adds to the store: notes with scope and vectors, links, superseded and evolved notes. `known` grows."""
+    """All that `turn` adds to the store: notes with scope and vectors, links, changes of known notes. `known` grows."""
     found = notes_of(turn, events)
     vectors = embedder.encode_document([note.content for note in found])
     result = TurnResult(turn, vectors=vectors)

@@ -93,7 +93,7 @@ def turn_file(folder: Path, number: int, total: int) -> Path:
 
 
 def turn_body(result: TurnResult) -> dict[str, Any]:
-    """What a turn file says: the turn, how its notes were made, the notes, links, superseded and evolved notes, errors."""
+    """What a turn file says: the turn, how its notes were made, notes, links, superseded and evolved notes, errors."""
     return {
         "turn": result.turn.model_dump(mode="json"),
         **result.record,

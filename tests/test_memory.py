@@ -141,7 +141,9 @@ def test_an_ended_note_holds_again_after_undo_and_may_be_ended_anew(tmp_path: Pa
         old = mem.add(said("a", "押金一共是3500元。")).notes[0]
         mem.add(said("b", "我记错了，押金不是3500元，是3600元。"))
         history = mem.history(old.id)
-        assert mem.store.note(old.id).valid_to and "3500元" in history[-1]["reason"] and "3600元" in history[-1]["reason"]
+        assert (
+            mem.store.note(old.id).valid_to and "3500元" in history[-1]["reason"] and "3600元" in history[-1]["reason"]
+        )
         assert mem.undo(old.id, 2).valid_to is None
         assert [v["reason"] for v in mem.history(old.id)][-1] == "undo of 2"
         assert mem.undo(mem.history(old.id)[-1]).valid_to is not None, "a version is also taken as history gives it"
@@ -154,7 +156,8 @@ def test_an_ended_note_holds_again_after_undo_and_may_be_ended_anew(tmp_path: Pa
 
 def test_any_order_of_add_undo_and_forget_keeps_the_memory_whole(tmp_path: Path) -> None:
     texts = ["押金一共是3500元，房东没退。", "房东说墙面要扣800元。", "我记错了，押金不是3500元，是3600元。",
-             "房东又让了，墙面只扣500元。", "查了记录，押金是3620元，房东没退。", "成了，房东转来3200元，扣400元。"]  # fmt: skip
+             "房东又让了，墙面只扣500元。", "查了记录，押金是3620元，房东没退。",
+             "成了，房东转来3200元，扣400元。"]  # fmt: skip
     draw = random.Random(7)
     for trial in range(8):
         with Memory.open(tmp_path / f"{trial}.sqlite") as mem:

@@ -207,7 +207,9 @@ def test_any_sequence_of_add_undo_and_forget_leaves_a_whole_store(
                 new = note(f"n{at}", f"第{at}条", f"t{at}")
                 olds = list(dict.fromkeys(notes[i % len(notes)].id for i in (a, b))) if notes else []
                 links = [Link(source=new.id, target=old, kind="supersedes", weight=1, reason="r") for old in olds[:1]]
-                gains = [Change(note_id=old, keywords=[f"k{at}"], context=f"; later: t{at}", reason="e") for old in olds]
+                gains = [
+                    Change(note_id=old, keywords=[f"k{at}"], context=f"; later: t{at}", reason="e") for old in olds
+                ]
                 ends = [(old, WHEN, "r") for old in olds[:1]]
                 store.add(result(f"t{at}", new, links=links, superseded=ends, evolved=gains), store.next_seq())
             check(store)

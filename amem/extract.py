@@ -1,4 +1,4 @@
-"""Turn -> notes by rules: sentences that carry a fact, each standing alone; then links to the notes already known.
+"""Turn -> notes by rules: sentences that carry a fact, each standing alone; `amem.evolve` connects them.
 
 No model is asked. Cues (`amem.cues`) give points; one point makes a note, and the note keeps the names of its cues.
 Same input, same output.
@@ -12,25 +12,19 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import regex
 
 from amem import cues as cues_
 from amem import scopes
-from amem.embed import Embedder, Floats
-from amem.notes import Link, Note, Turn
+from amem.embed import Embedder
+from amem.evolve import Known, connect
+from amem.notes import Note, Turn
 from amem.store import TurnResult
-from amem.text import Span, fold, language_of, sentences, term_set, terms, trim
+from amem.text import Span, fold, language_of, sentences, terms, trim
 
 POINTS = 1.0  # what a sentence must gather to be a note
 LONG = {"zh": 70, "en": 260}  # characters above which a sentence is cut at its clauses
 SHORT = {"zh": 7, "en": 18}  # characters below which a sentence leans on the one before
-LINKS = 3  # similar notes a new note is linked to
-SIMILAR = {"zh": 0.92, "en": 0.87}  # cosine from which notes are linked; the encoder puts Chinese texts nearer together
-SAME = 0.80  # share of common terms (of the smaller set) from which two notes say the same
-CORRECTS = 0.86  # cosine from which a correcting note supersedes the nearest earlier note of its event
-SHARED = 2  # terms both must share, numbers aside, when the correction does not repeat the wrong number
 
 _CLAUSE = {"zh": regex.compile(r"[，,；;]\s*"), "en": regex.compile(r"[,;:]\s+|\s[–—-]\s")}
 _WEIGHT = {  # what a kind of fact adds to importance, above 0.3
@@ -179,30 +173,8 @@ def _note(turn: Turn, judged: Judged, earlier: str, language: str, events: Mappi
     )  # fmt: skip
 
 
-class Known:
-    """The notes stored so far with their vectors, for links; grows by one turn at a time."""
-
-    def __init__(self, notes: list[Note], vectors: Floats) -> None:
-        self.notes = list(notes)
-        # In double precision from the start: casting all of them for every new note cost most of a long run.
-        self._rows = np.array(vectors, dtype=np.float64) if len(notes) else np.zeros((0, 0))
-
-    @property
-    def vectors(self) -> npt.NDArray[np.float64]:
-        """(n, dim), the vectors of `notes`."""
-        return self._rows[: len(self.notes)]
-
-    def append(self, note: Note, vector: Floats) -> None:
-        if len(self.notes) == len(self._rows):
-            grown = np.zeros((max(64, 2 * len(self._rows)), len(vector)))
-            grown[: len(self.notes)] = self.vectors if len(self.notes) else 0
-            self._rows = grown
-        self._rows[len(self.notes)] = vector
-        self.notes.append(note)
-
-
 def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, str] | None = None) -> TurnResult:
-    """All that `turn` adds to the store: notes with scope and vectors, links, superseded notes. `known` grows."""
+    """All that `turn` adds to the store: notes with scope and vectors, links, changes of known notes. `known` grows."""
     found = notes_of(turn, events)
     vectors = embedder.encode_document([note.content for note in found])
     result = TurnResult(turn, vectors=vectors)
@@ -210,58 +182,7 @@ def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, s
         scope, reasons = scopes.tag(draft.content, vector, embedder, turn.role)
         note = draft.model_copy(update={"scope": scope, "scope_why": reasons})
         result.notes.append(note)
-        _connect(note, vector, known, result)
+        connect(note, vector, known, result)
         known.append(note, vector)
     result.record = {"engine": "rules", "raw_reply": None, "errors": []}
     return result
-
-
-def _connect(note: Note, vector: Floats, known: Known, result: TurnResult) -> None:
-    if not known.notes:
-        return
-    cosine = np.einsum("ij,j->i", known.vectors, vector.astype(np.float64))
-    for i in np.argsort(-cosine, kind="stable")[:LINKS]:
-        other, weight = known.notes[i], round(min(1.0, float(cosine[i])), 4)
-        if weight < SIMILAR[cues_.language(language_of(note.content))]:
-            continue
-        mine, theirs = term_set(note.content), term_set(other.content)
-        common = mine & theirs
-        reason = f"cosine {weight:.2f}; common: {', '.join(sorted(common)[:5])}" if common else f"cosine {weight:.2f}"
-        for a, b in ((note.id, other.id), (other.id, note.id)):
-            result.links.append(Link(source=a, target=b, kind="similar", weight=weight, reason=reason))
-        share = len(common) / max(1, min(len(mine), len(theirs)))
-        if share >= SAME and _numbers(note.content) == _numbers(other.content):
-            result.links.append(
-                Link(
-                    source=note.id, target=other.id, kind="duplicate_of", weight=weight, reason=f"{share:.0%} of terms"
-                )
-            )
-            return
-    if "correction" in note.tags:
-        _supersede(note, cosine, known, result)
-
-
-def _supersede(note: Note, cosine: npt.NDArray[np.float64], known: Known, result: TurnResult) -> None:
-    """A correction ends the nearest earlier note of its event that speaks of the same thing with other numbers."""
-
-    def corrected(other: Note) -> bool:
-        same = (other.event or other.session) == (note.event or note.session) and other.turn_id != note.turn_id
-        about = [term for term in term_set(note.content) & term_set(other.content) if not term[0].isdigit()]
-        mine, theirs = _numbers(note.content), _numbers(other.content)
-        # A correction that repeats the wrong number ("not 3500 but 3600"), or gives another one for the same things.
-        changed = bool(theirs) and bool(mine - theirs) and (bool(theirs & mine) or len(about) >= SHARED)
-        return same and other.valid_to is None and bool(about) and changed and other.scope == note.scope
-
-    candidates = [i for i, other in enumerate(known.notes) if corrected(other)]
-    best = max(candidates, key=lambda i: (cosine[i], -i), default=None)
-    if best is None or cosine[best] < CORRECTS:
-        return
-    old, weight = known.notes[best], round(min(1.0, float(cosine[best])), 4)
-    reason = f"corrected by {note.id} in {note.turn_id} (cosine {weight:.2f}, other numbers)"
-    result.links.append(Link(source=note.id, target=old.id, kind="supersedes", weight=weight, reason=reason))
-    result.superseded.append((old.id, note.valid_from, reason))
-    known.notes[best] = old.model_copy(update={"valid_to": note.valid_from})
-
-
-def _numbers(text: str) -> set[str]:
-    return set(regex.findall(r"\d[\d.,]*", fold(text)))

@@ -137,13 +137,29 @@ class Memory:
         return result
 
     def forget(self, turn_id: str) -> None:
-        """Delete a turn and everything that came from it; what it had superseded holds again."""
+        """Delete a turn and everything that came from it; what it had changed in others is undone."""
         self.store.forget(turn_id)
         self._known = None
 
     def history(self, note_id: str) -> list[dict[str, Any]]:
         """All versions of a note, oldest first, each with its reason and the turn that caused it."""
         return self.store.versions(note_id)
+
+    def undo(self, version: Mapping[str, Any] | str, number: int | None = None) -> Note:
+        """Take back one version: `undo(note_id, number)`, or `undo(v)` with a dict of `history`.
+
+        What that version changed is undone by a new version, "undo of N"; what later ones changed stays. Returns the
+        note as it is now. Raises KeyError for an unknown version, StoreError for the first or one undone already.
+        """
+        if isinstance(version, str):
+            if number is None:
+                raise ValueError(f"give the number of the version as well: undo({version!r}, number), see history")
+            note_id = version
+        else:
+            note_id, number = version["note"].id, int(version["version"])
+        note = self.store.undo(note_id, number)
+        self._known = None
+        return note
 
     def reembed(self, model: str) -> int:
         """Replace all vectors by those of another model; returns how many notes were embedded."""

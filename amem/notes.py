@@ -1,4 +1,4 @@
-"""The data models: `Turn`, `Note`, `Scope`, `Link`. No behaviour beyond validation.
+"""The data models: `Turn`, `Note`, `Scope`, `Link`, `Change`. Little behaviour beyond validation.
 
 A *turn* is one utterance of a dialogue; a *note* is one fact taken from it (A-Mem: content, keywords,
 tags, context, links) in one of the five scopes of seed 000.
@@ -110,3 +110,20 @@ class Note(_Model):
 
     def __str__(self) -> str:
         return f"[{self.scope}] {self.content} ({self.turn_id})"
+
+
+class Change(_Model):
+    """What a turn does to an earlier note, other than ending it: words gained. Never to its content."""
+
+    note_id: Text
+    tags: list[str] = []
+    keywords: list[str] = []
+    context: str = ""
+    reason: Text
+
+    def applied(self, note: Note) -> Note:
+        """`note` with what it gains."""
+        gains = {"tags": self.tags, "keywords": self.keywords}
+        lists = {name: [*getattr(note, name), *(w for w in words if w not in getattr(note, name))]
+                 for name, words in gains.items()}  # fmt: skip
+        return note.model_copy(update={**lists, "context": note.context + self.context})

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from amem.notes import Link, Note, Turn
+from amem.notes import Change, Link, Note, Turn
 from amem.store import TurnResult
 
 FORMAT = "amem-run/1"
@@ -93,7 +93,7 @@ def turn_file(folder: Path, number: int, total: int) -> Path:
 
 
 def turn_body(result: TurnResult) -> dict[str, Any]:
-    """What a turn file says: the turn, how its notes were made, the notes, links and superseded notes, errors."""
+    """What a turn file says: the turn, how its notes were made, notes, links, superseded and evolved notes, errors."""
     return {
         "turn": result.turn.model_dump(mode="json"),
         **result.record,
@@ -103,6 +103,7 @@ def turn_body(result: TurnResult) -> dict[str, Any]:
             {"note": note_id, "valid_to": None if at is None else at.isoformat(), "reason": reason}
             for note_id, at, reason in result.superseded
         ],
+        "evolved": [change.model_dump(mode="json") for change in result.evolved],
     }
 
 
@@ -132,6 +133,7 @@ def read_turns(folder: Path) -> Iterator[TurnResult]:
                 (old["note"], datetime.fromisoformat(old["valid_to"]) if old["valid_to"] else None, old["reason"])
                 for old in body.pop("superseded")
             ],
+            evolved=[Change.model_validate(change) for change in body.pop("evolved", [])],
             record=body,
         )
 

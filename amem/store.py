@@ -1,10 +1,14 @@
-"""SQLite store: turns, notes with their versions, links, vectors, full text. One transaction a turn."""
+"""SQLite store: turns, notes with their versions, links, vectors, full text. One transaction a turn.
+
+A version keeps the change that made it, so that one can be taken back under later ones: a note's state is its first
+version with all changes applied that stand, in order.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,9 +19,9 @@ import numpy as np
 
 from amem import text as text_
 from amem.embed import Embedder, Floats
-from amem.notes import Link, Note, Scope, Turn
+from amem.notes import Change, Link, Note, Scope, Turn
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS turns (
@@ -28,7 +32,8 @@ CREATE TABLE IF NOT EXISTS notes (
 CREATE INDEX IF NOT EXISTS notes_by_session ON notes(session, scope);
 CREATE TABLE IF NOT EXISTS versions (
     note_id TEXT NOT NULL REFERENCES notes(id) ON DELETE CASCADE, version INTEGER NOT NULL, body TEXT NOT NULL,
-    reason TEXT NOT NULL, turn_id TEXT NOT NULL, PRIMARY KEY (note_id, version));
+    reason TEXT NOT NULL, turn_id TEXT NOT NULL, change TEXT NOT NULL DEFAULT '', undoes INTEGER,
+    PRIMARY KEY (note_id, version));
 CREATE TABLE IF NOT EXISTS links (
     source TEXT NOT NULL REFERENCES notes(id) ON DELETE CASCADE,
     target TEXT NOT NULL REFERENCES notes(id) ON DELETE CASCADE,
@@ -53,6 +58,7 @@ class TurnResult:
     vectors: Floats | None = None
     links: list[Link] = field(default_factory=list)
     superseded: list[tuple[str, datetime | None, str]] = field(default_factory=list)  # (note id, valid_to, reason)
+    evolved: list[Change] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,6 +78,7 @@ class Store:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.executescript(_SCHEMA)
+            _upgrade(db)
             db.execute("INSERT OR IGNORE INTO meta VALUES ('schema', ?)", (str(SCHEMA_VERSION),))
         except sqlite3.Error as error:
             raise StoreError(
@@ -144,44 +151,107 @@ class Store:
                 columns = (note.id, note.turn_id, note.session, note.scope.value, note.model_dump_json())
                 db.execute("INSERT INTO notes (id, turn_id, session, scope, body) VALUES (?, ?, ?, ?, ?)", columns)
                 db.execute("INSERT INTO vectors VALUES (?, ?)", (note.id, vector.astype("<f4").tobytes()))
-                self._version(note, "extracted", result.turn.id)
+                first = (note.id, 1, note.model_dump_json(), "extracted", result.turn.id, "", None)
+                db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)", first)
                 db.execute(
                     "INSERT INTO fulltext (rowid, terms) VALUES ((SELECT seq FROM notes WHERE id = ?), ?)",
                     (note.id, " ".join(text_.terms(note.content))),
                 )
-            for link in result.links:
-                db.execute(
-                    "INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?)",
-                    (link.source, link.target, link.kind, link.weight, link.reason),
-                )
+            self._link(result.links)
             for note_id, valid_to, reason in result.superseded:
-                old = self.note(note_id)
-                new = old.model_copy(update={"valid_to": valid_to})
-                db.execute("UPDATE notes SET body = ? WHERE id = ?", (new.model_dump_json(), note_id))
-                self._version(new, reason, result.turn.id)
+                ended = {"valid_to": None if valid_to is None else valid_to.isoformat()}
+                self._version(note_id, reason, result.turn.id, json.dumps(ended))
+            for change in result.evolved:
+                gained = change.model_dump_json(include={"tags", "keywords", "context"})
+                self._version(change.note_id, change.reason, result.turn.id, gained)
 
-    def _version(self, note: Note, reason: str, turn_id: str) -> None:
-        number = self._db.execute("SELECT count(*) FROM versions WHERE note_id = ?", (note.id,)).fetchone()[0] + 1
-        columns = (note.id, number, note.model_dump_json(), reason, turn_id)
-        self._db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?)", columns)
+    def _version(self, note_id: str, reason: str, turn_id: str, change: str, undoes: int | None = None) -> None:
+        """Write the next version of a note; its body follows."""
+        last = "SELECT max(version) + 1, body FROM versions WHERE note_id = ?"
+        number, body = self._db.execute(last, (note_id,)).fetchone()
+        if number is None:
+            raise StoreError(f"{self.path} has no note {note_id} that turn {turn_id} could change")
+        columns = (note_id, number, body, reason, turn_id, change, undoes)
+        self._db.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)", columns)
+        self._replay(note_id)
+
+    def _replay(self, note_id: str) -> None:
+        """Write the bodies of all versions of a note anew from its first one and the changes that stand."""
+        select = "SELECT version, turn_id, change, undoes, body FROM versions WHERE note_id = ? ORDER BY version"
+        rows = self._db.execute(select, (note_id,)).fetchall()
+        first = note = Note.model_validate_json(rows[0][-1])
+        for i in range(1, len(rows)):
+            note, back = first, _taken_back(rows[: i + 1])
+            for version, _, change, undoes, _ in rows[1 : i + 1]:
+                if undoes is None and version not in back:
+                    note = _changed(note, json.loads(change))
+            where = (note.model_dump_json(), note_id, rows[i][0])
+            self._db.execute("UPDATE versions SET body = ? WHERE note_id = ? AND version = ?", where)
+        self._db.execute("UPDATE notes SET body = ? WHERE id = ?", (note.model_dump_json(), note_id))
+
+    def undo(self, note_id: str, version: int) -> Note:
+        """Take back what one version changed, as a new version "undo of N"; what others changed stays.
+
+        An ended note holds again and loses the link that ended it; an undo can be undone. Returns the note as it is
+        now. Raises KeyError for an unknown note or version, StoreError when there is nothing to take back.
+        """
+        select = "SELECT version, turn_id, change, undoes FROM versions WHERE note_id = ? ORDER BY version"
+        with self.transaction() as db:
+            rows = db.execute(select, (note_id,)).fetchall()
+            chosen = next((row for row in rows if row[0] == version), None)
+            if chosen is None:
+                known = f"it has {', '.join(str(row[0]) for row in rows)}" if rows else "no such note"
+                raise KeyError(f"no version {version} of note {note_id!r} in {self.path}: {known}")
+            if version == rows[0][0]:
+                raise StoreError(
+                    f"version {version} of note {note_id} is the note itself, it cannot be undone; to delete it, "
+                    f"forget its turn {chosen[1]}"
+                )
+            if version in _taken_back(rows):
+                raise StoreError(f"version {version} of note {note_id} is taken back already; see its history")
+            self._version(note_id, f"undo of {version}", chosen[1], "", version)
+            self._relink(note_id)
+        return self.note(note_id)
+
+    def _relink(self, note_id: str) -> None:
+        """Have `supersedes` links to a note where the version that ended it stands, and none where it is undone."""
+        select = "SELECT version, turn_id, change, undoes FROM versions WHERE note_id = ? ORDER BY version"
+        rows = self._db.execute(select, (note_id,)).fetchall()
+        back = _taken_back(rows)
+        self._db.execute("DELETE FROM links WHERE target = ? AND kind = 'supersedes'", (note_id,))
+        for version, turn_id, change, undoes in rows[1:]:
+            if undoes is None and version not in back and "valid_to" in json.loads(change):
+                self._link(link for link in self.result(turn_id).links if link.target == note_id)
+
+    def _link(self, links: Iterable[Link]) -> None:
+        rows = [(link.source, link.target, link.kind, link.weight, link.reason) for link in links]
+        self._db.executemany("INSERT OR REPLACE INTO links VALUES (?, ?, ?, ?, ?)", rows)
 
     def forget(self, turn_id: str) -> None:
         """A person's delete: the turn and all that came from it (notes, versions, links, vectors, full text).
 
-        What the turn had superseded holds again.
+        What the turn had changed in other notes is taken back, also under later versions.
         """
         with self.transaction() as db:
-            caused = db.execute(
-                "SELECT note_id, version FROM versions WHERE turn_id = ? AND version > 1 ORDER BY version DESC",
-                (turn_id,),
-            ).fetchall()
-            for note_id, version in caused:
-                db.execute("DELETE FROM versions WHERE note_id = ? AND version = ?", (note_id, version))
-                last = "SELECT body FROM versions WHERE note_id = ? ORDER BY version DESC LIMIT 1"
-                db.execute(f"UPDATE notes SET body = ({last}) WHERE id = ?", (note_id, note_id))
+            gone = [i for (i,) in db.execute("SELECT id FROM notes WHERE turn_id = ?", (turn_id,))]
+            touched = "SELECT DISTINCT note_id FROM versions WHERE turn_id = ? AND version > 1"
+            changed = [i for (i,) in db.execute(touched, (turn_id,)) if i not in gone]
+            db.execute("DELETE FROM versions WHERE turn_id = ? AND version > 1", (turn_id,))
+            for note_id in changed:
+                self._replay(note_id)
+            self._scrub(set(gone))
             db.execute("DELETE FROM fulltext WHERE rowid IN (SELECT seq FROM notes WHERE turn_id = ?)", (turn_id,))
             if db.execute("DELETE FROM turns WHERE id = ?", (turn_id,)).rowcount == 0:
                 raise StoreError(f"{self.path} has no turn {turn_id}; nothing was deleted")
+
+    def _scrub(self, gone: set[str]) -> None:
+        """Take links to notes that go out of the records of the turns that made them."""
+        for turn_id, text in self._db.execute("SELECT id, record FROM turns").fetchall():
+            record = json.loads(text)
+            kept = [link for link in record["links"] if not gone & {link["source"], link["target"]}]
+            if len(kept) < len(record["links"]):
+                row = (json.dumps({**record, "links": kept}, ensure_ascii=False), turn_id)
+                self._db.execute("UPDATE turns SET record = ? WHERE id = ?", row)
 
     def replace_vectors(self, embedder: Embedder, ids: Sequence[str], vectors: Floats) -> None:
         """Swap all vectors for another model's, in one transaction."""
@@ -215,14 +285,17 @@ class Store:
         record = json.loads(row[0])
         first = "SELECT v.body FROM versions v JOIN notes n ON n.id = v.note_id WHERE n.turn_id = ? AND v.version = 1"
         notes = self._db.execute(f"{first} ORDER BY n.seq", (turn_id,))
-        changed = self._db.execute(
-            "SELECT note_id, body, reason FROM versions WHERE turn_id = ? AND version > 1 ORDER BY note_id", (turn_id,)
-        )
+        select = "SELECT note_id, change, reason FROM versions WHERE turn_id = ? AND version > 1 AND undoes IS NULL"
+        changed = [
+            (note_id, json.loads(change), reason)
+            for note_id, change, reason in self._db.execute(f"{select} ORDER BY note_id, version", (turn_id,))
+        ]
         return TurnResult(
             self.turn(turn_id),
             [Note.model_validate_json(body) for (body,) in notes],
             links=[Link.model_validate(link) for link in record.pop("links")],
-            superseded=[(i, Note.model_validate_json(body).valid_to, reason) for i, body, reason in changed],
+            superseded=[(i, _time(c["valid_to"]), reason) for i, c, reason in changed if "valid_to" in c],
+            evolved=[Change(note_id=i, reason=reason, **c) for i, c, reason in changed if "valid_to" not in c],
             record=record,
         )
 
@@ -248,13 +321,11 @@ class Store:
         return Note.model_validate_json(row[0])
 
     def versions(self, note_id: str) -> list[dict[str, Any]]:
-        """All versions of a note, oldest first: version, reason, turn_id, note."""
-        rows = self._db.execute(
-            "SELECT version, reason, turn_id, body FROM versions WHERE note_id = ? ORDER BY version", (note_id,)
-        )
+        """All versions of a note, oldest first: version, reason, turn_id, note, undoes (a version taken back)."""
+        select = "SELECT version, reason, turn_id, body, undoes FROM versions WHERE note_id = ? ORDER BY version"
         return [
-            {"version": v, "reason": reason, "turn_id": turn, "note": Note.model_validate_json(body)}
-            for v, reason, turn, body in rows
+            {"version": v, "reason": reason, "turn_id": turn, "note": Note.model_validate_json(body), "undoes": undoes}
+            for v, reason, turn, body, undoes in self._db.execute(select, (note_id,))
         ]
 
     def links(self) -> list[Link]:
@@ -282,3 +353,39 @@ class Store:
             (match, limit),
         )
         return [(i, float(score)) for i, score in rows]
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """Give a database of schema 1 the columns of schema 2: its later versions all ended a note."""
+
+    def old() -> bool:
+        return "change" not in [row[1] for row in db.execute("PRAGMA table_info(versions)")]
+
+    if old():
+        db.execute("BEGIN IMMEDIATE")
+        if old():  # nobody else did it meanwhile
+            db.execute("ALTER TABLE versions ADD COLUMN change TEXT NOT NULL DEFAULT ''")
+            db.execute("ALTER TABLE versions ADD COLUMN undoes INTEGER")
+            ended = "json_object('valid_to', json_extract(body, '$.valid_to'))"
+            db.execute(f"UPDATE versions SET change = {ended} WHERE version > 1")
+            db.execute("UPDATE meta SET value = '2' WHERE key = 'schema'")
+        db.execute("COMMIT")
+
+
+def _taken_back(rows: Sequence[Sequence[Any]]) -> set[int]:
+    """Versions undone by one that is not undone itself. rows: version first, what it undoes fourth, oldest first."""
+    back: set[int] = set()
+    for row in reversed(rows):
+        if row[3] is not None and row[0] not in back:
+            back.add(row[3])
+    return back
+
+
+def _changed(note: Note, change: dict[str, Any]) -> Note:
+    if "valid_to" in change:
+        return note.model_copy(update={"valid_to": _time(change["valid_to"])})
+    return Change(note_id=note.id, reason="replayed", **change).applied(note)
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -183,3 +183,83 @@ def test_bundled_stories_reach_the_promised_figures_on_even_turns(language: str,
     assert figures["note_recall"] >= 0.80
     assert figures["note_precision"] >= 0.70
     assert figures["scope_accuracy"] >= 0.80
+
+
+def ended(embedder: Embedder, olds: list[str], new: str, speaker: str = "u") -> list[str]:
+    """The texts of the notes of `olds` (a turn each) that a later turn `new` of their event ends."""
+    known = fresh(embedder)
+    for i, old in enumerate(olds):
+        extract(turn(old, f"t{i}", event="e"), known, embedder)
+    later = turn(new, "t9", event="e", speaker=speaker, time=WHEN + timedelta(days=3))
+    gone = {note_id: reason for note_id, _, reason in extract(later, known, embedder).superseded}
+    assert all("against" in reason and "in t9" in reason for reason in gone.values()), "words that clashed, cause"
+    return [note.content for note in known.notes if note.id in gone]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("健身卡一共上了15次课。", "核对了签到表，上了18次课。"),
+        ("签合同定在3月25日下午2点。", "签合同推迟到3月28日。"),
+        ("快递是圆通发的，2月3号到的。", "快递其实是中通发的，不是圆通。"),
+        ("房子月租2600元，押一付三。", "房东发消息说月租涨到2800元了。"),
+        ("中介愿意退一半押金。", "中介松口了，愿意退七成押金。"),
+        ("房东答应退3000元押金。", "房东反悔了，押金只退2500元。"),
+        ("I've had 9 lessons so far.", "Counted the sign-in sheet and it's 11 lessons, I forgot two make-ups."),
+        ("The hearing is on Tuesday 14 April at 10am.", "The hearing has been pushed back to Friday 17 April."),
+        ("I paid the garage by debit card.", "Turns out I paid the garage by credit card, not debit card."),
+        ("The landlord offered me £1,500 back.", "The landlord upped his offer to £2,000 if I sign."),
+        ("The shop says they can only repair it, no refund.", "The shop budged, they'd swap it for a new one of the same model."),
+        ("I worked 27 hours of overtime in February.", "My February overtime was 31 hours, not 27."),
+    ],
+)
+def test_figures_looked_up_dates_moved_words_denied_and_newer_offers_end_a_note(
+    embedder: Embedder, old: str, new: str
+) -> None:
+    assert ended(embedder, [old], new) == [old]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("车位押金500元。", "更正一下，房屋押金是600元。"),
+        ("The garage deposit is £500.", "Actually the flat deposit is £600."),
+        ("热水器维修收了380元。", "看了账单，空调维修实收420元。"),
+        ("The brake repair cost £320.", "I checked, the exhaust repair cost £280."),
+        ("房东说墙面要扣800元。", "中介说服务费可以退300元。"),
+        ("房东说墙面要扣800元。", "房东说沙发要扣300元。"),
+        ("The landlord wants £800 for repainting.", "The letting agent offered £400 for the boiler."),
+        ("I asked for £950 back.", "The landlord now offers £700."),
+        ("健身卡花了3800元，48次课。", "查了记录，已经上了18次课。"),
+    ],
+)
+def test_two_facts_of_one_pattern_do_not_drag_each_other_along(embedder: Embedder, old: str, new: str) -> None:
+    assert ended(embedder, [old], new) == []
+
+
+def test_of_two_deposits_the_one_that_is_named_is_ended(embedder: Embedder) -> None:
+    two = ["The flat deposit was £950.", "The garage deposit was £900."]
+    assert ended(embedder, two, "I misremembered, the flat deposit wasn't £950, it was £975.") == two[:1]
+
+
+def test_nothing_of_another_event_or_another_party_is_ended(embedder: Embedder) -> None:
+    old, new = "健身卡一共上了15次课。", "核对了签到表，上了18次课。"
+    assert ended(embedder, [old], new, speaker="someone else") == []
+    known = fresh(embedder)
+    extract(turn(old, "t1", event="gym"), known, embedder)
+    assert extract(turn(new, "t2", event="swimming"), known, embedder).superseded == []
+
+
+def test_a_settlement_ends_all_open_offers_of_the_party(embedder: Embedder) -> None:
+    offers = ["房东说最多退1000元押金。", "房东说墙面要扣800元。"]
+    assert ended(embedder, offers, "谈妥了，房东下午转来3200元，扣400元。") == offers
+
+
+def test_the_nearest_earlier_note_gets_a_pointer_and_nothing_invented(embedder: Embedder) -> None:
+    known = fresh(embedder)
+    [before] = extract(turn("房东把押金3600元退给我了，走的银行转账。", "t1", event="e"), known, embedder).notes
+    [change] = extract(turn("房东把押金退给我了，银行转账的截图我存好了。", "t2", event="e"), known, embedder).evolved
+    assert change.note_id == before.id == known.notes[0].id and "t2" in change.reason
+    now = known.notes[0]
+    assert now.context == before.context + "；后文：t2" and now.content == before.content
+    assert all(word in now.content for word in now.keywords)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +130,59 @@ def test_forgetting_a_turn_reaches_search_and_graph(tmp_path: Path) -> None:
         assert "31415" not in str(mem.search("31415 抽屉")) and len(mem.nav_graph()["nodes"]) == 1
         mem.add(Turn(id="c", session="s", speaker="u", role="user", text="下周二退租，押金3600元。"))
         assert [turn.id for turn in mem.store.turns()] == ["b", "c"]
+
+
+def said(name: str, text: str) -> Turn:
+    return Turn(id=name, session="s", speaker="u", role="user", text=text, time="2026-03-04T20:00:00+08:00", event="e")  # type: ignore[arg-type]
+
+
+def test_an_ended_note_holds_again_after_undo_and_may_be_ended_anew(tmp_path: Path) -> None:
+    with Memory.open(tmp_path / "m.sqlite") as mem:
+        old = mem.add(said("a", "押金一共是3500元。")).notes[0]
+        mem.add(said("b", "我记错了，押金不是3500元，是3600元。"))
+        history = mem.history(old.id)
+        assert (
+            mem.store.note(old.id).valid_to and "3500元" in history[-1]["reason"] and "3600元" in history[-1]["reason"]
+        )
+        assert mem.undo(old.id, 2).valid_to is None
+        assert [v["reason"] for v in mem.history(old.id)][-1] == "undo of 2"
+        assert mem.undo(mem.history(old.id)[-1]).valid_to is not None, "a version is also taken as history gives it"
+        mem.undo(old.id, 2)
+        again = mem.add(said("c", "对，押金不是3500元，是3600元，查了记录。"))
+        assert old.id in [i for i, _, _ in again.superseded]
+        with pytest.raises(ValueError, match="number of the version"):
+            mem.undo(old.id)
+
+
+def test_any_order_of_add_undo_and_forget_keeps_the_memory_whole(tmp_path: Path) -> None:
+    texts = ["押金一共是3500元，房东没退。", "房东说墙面要扣800元。", "我记错了，押金不是3500元，是3600元。",
+             "房东又让了，墙面只扣500元。", "查了记录，押金是3620元，房东没退。",
+             "成了，房东转来3200元，扣400元。"]  # fmt: skip
+    draw = random.Random(7)
+    for trial in range(8):
+        with Memory.open(tmp_path / f"{trial}.sqlite") as mem:
+            for step in range(14):
+                what, changed = draw.choice(["add", "add", "undo", "forget"]), [
+                    v for note in mem.notes() for v in mem.history(note.id)[1:]
+                ]  # fmt: skip
+                if what == "undo" and changed:
+                    with suppress(StoreError):  # taken back already
+                        mem.undo(draw.choice(changed))
+                elif what == "forget" and mem.store.turns():
+                    mem.forget(draw.choice(mem.store.turns()).id)
+                else:
+                    mem.add(said(f"t{step}", draw.choice(texts)))
+            ids = {note.id for note in mem.notes()}
+            assert all({link.source, link.target} <= ids for link in mem.store.links())
+            assert len(mem.store.vectors(list(ids))) == len(ids)
+            assert {i for i, _ in mem.store.text_search("押金 房东 扣")} <= ids
+            for note in mem.notes():
+                first, *later = mem.history(note.id)
+                for version in later:
+                    if version["undoes"] is None:
+                        with suppress(StoreError):
+                            mem.undo(version)
+                assert mem.store.note(note.id) == first["note"]
 
 
 def test_a_turn_that_cannot_be_stored_leaves_no_notes_in_the_open_memory(tmp_path: Path) -> None:

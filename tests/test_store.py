@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from amem.notes import Link, Note, Turn
+from amem.notes import Change, Link, Note, Turn
 from amem.store import Store, StoreError, TurnResult
 
 WHEN = datetime(2026, 3, 2, tzinfo=UTC)
@@ -74,6 +75,152 @@ def test_superseding_writes_a_version_and_forgetting_its_cause_takes_it_back(sto
     assert store.result("t002").superseded == [("n1", WHEN, "corrected")]
     store.forget("t002")
     assert store.note("n1").valid_to is None and len(store.versions("n1")) == 1
+
+
+def evolved(store: Store) -> None:
+    """n1 of t001, ended by t002, then given a pointer by t003."""
+    store.add(result("t001", note("n1")), 0)
+    link = Link(source="n2", target="n1", kind="supersedes", weight=0.9, reason="corrected")
+    store.add(result("t002", note("n2", turn_id="t002"), links=[link], superseded=[("n1", WHEN, "corrected")]), 1)
+    change = Change(note_id="n1", keywords=["电脑"], context="; later: t003", reason="near n3")
+    store.add(result("t003", note("n3", turn_id="t003"), evolved=[change]), 2)
+
+
+def test_evolution_writes_a_version_with_its_reason_and_its_turn(store: Store) -> None:
+    evolved(store)
+    assert [(v["reason"], v["turn_id"]) for v in store.versions("n1")] == [
+        ("extracted", "t001"), ("corrected", "t002"), ("near n3", "t003"),
+    ]  # fmt: skip
+    now = store.note("n1")
+    assert (now.keywords, now.context, now.valid_to) == (["电脑"], "; later: t003", WHEN)
+    assert store.versions("n1")[0]["note"] == note("n1"), "the first version stays as it was"
+    assert store.result("t003").evolved[0].keywords == ["电脑"]
+
+
+def test_undo_takes_back_one_version_and_leaves_what_came_on_top(store: Store) -> None:
+    evolved(store)
+    now = store.undo("n1", 2)
+    assert now == store.note("n1") and now.valid_to is None and now.context == "; later: t003"
+    last = store.versions("n1")[-1]
+    assert (last["version"], last["reason"], last["turn_id"], last["undoes"]) == (4, "undo of 2", "t002", 2)
+    assert [link.kind for link in store.links()] == [], "the link that ended it is gone"
+    assert store.undo("n1", 3) == note("n1")
+
+
+def test_an_undo_can_be_undone(store: Store) -> None:
+    evolved(store)
+    before, links = store.note("n1"), store.links()
+    store.undo("n1", 2)
+    assert store.undo("n1", 4) == before and store.links() == links
+
+
+def test_what_cannot_be_undone_says_why(store: Store) -> None:
+    evolved(store)
+    with pytest.raises(StoreError, match="forget its turn t001"):
+        store.undo("n1", 1)
+    with pytest.raises(KeyError, match="it has 1, 2, 3"):
+        store.undo("n1", 9)
+    with pytest.raises(KeyError, match="no such note"):
+        store.undo("nowhere", 2)
+    store.undo("n1", 2)
+    with pytest.raises(StoreError, match="taken back already"):
+        store.undo("n1", 2)
+
+
+def test_forgetting_takes_back_what_the_turn_caused_under_later_versions(store: Store) -> None:
+    evolved(store)
+    store.forget("t002")
+    now = store.note("n1")
+    assert now.valid_to is None and now.context == "; later: t003" and now.keywords == ["电脑"]
+    assert [v["version"] for v in store.versions("n1")] == [1, 3]
+    assert all(v["note"].valid_to is None for v in store.versions("n1"))
+    store.forget("t003")
+    assert store.note("n1") == note("n1") and len(store.versions("n1")) == 1
+
+
+def test_forgetting_the_cause_of_an_undone_version_takes_the_undo_along(store: Store) -> None:
+    evolved(store)
+    store.undo("n1", 2)
+    store.forget("t002")
+    assert [v["version"] for v in store.versions("n1")] == [1, 3]
+
+
+def test_forgetting_cleans_the_links_in_the_records_of_other_turns(store: Store) -> None:
+    evolved(store)
+    store.forget("t001")
+    assert store.result("t002").links == [] == store.result("t002").superseded
+    assert store.result("t003").evolved == []
+
+
+def test_a_database_of_the_schema_before_opens_with_its_history(store: Store, tmp_path: Path) -> None:
+    store.add(result("t001", note("n1")), 0)
+    store.add(result("t002", note("n2", turn_id="t002"), superseded=[("n1", WHEN, "corrected")]), 1)
+    for column in ("change", "undoes"):
+        store._db.execute(f"ALTER TABLE versions DROP COLUMN {column}")
+    store._db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    store.close()
+    again = Store.open(tmp_path / "m.sqlite")
+    assert again.result("t002").superseded == [("n1", WHEN, "corrected")]
+    assert again.undo("n1", 2).valid_to is None
+
+
+def check(store: Store) -> None:
+    """No dangling links, no orphan rows, every note equal to its last version, every record readable."""
+    ids = {n.id for n in store.notes()}
+    assert all({link.source, link.target} <= ids for link in store.links())
+    for table in ("versions", "vectors"):
+        assert {i for (i,) in store._db.execute(f"SELECT note_id FROM {table}")} == ids
+    rows = {seq for (seq,) in store._db.execute("SELECT rowid FROM fulltext")}
+    assert rows == {seq for (seq,) in store._db.execute("SELECT seq FROM notes")}
+    turns = {t.id for t in store.turns()}
+    for n in store.notes():
+        history = store.versions(n.id)
+        assert history[-1]["note"] == n and {v["turn_id"] for v in history} <= turns
+    for name in turns:
+        made = store.result(name)
+        assert all({link.source, link.target} <= ids for link in made.links)
+        assert {i for i, _, _ in made.superseded} | {c.note_id for c in made.evolved} <= ids
+
+
+STEP = st.tuples(st.sampled_from(["add", "add", "add", "undo", "forget"]), st.integers(0, 99), st.integers(0, 99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEP, max_size=25))
+def test_any_sequence_of_add_undo_and_forget_leaves_a_whole_store(
+    steps: list[tuple[str, int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with Store.open(tmp_path_factory.mktemp("any") / "m.sqlite") as store:
+        for at, (what, a, b) in enumerate(steps):
+            notes, turns = store.notes(), store.turns()
+            if what == "forget" and turns:
+                store.forget(turns[a % len(turns)].id)
+            elif what == "undo" and notes:
+                chosen = notes[a % len(notes)].id
+                history = store.versions(chosen)
+                version = history[b % len(history)]["version"]
+                try:
+                    store.undo(chosen, version)
+                except StoreError as error:
+                    assert version == 1 or "already" in str(error)
+            elif what == "add":
+                new = note(f"n{at}", f"第{at}条", f"t{at}")
+                olds = list(dict.fromkeys(notes[i % len(notes)].id for i in (a, b))) if notes else []
+                links = [Link(source=new.id, target=old, kind="supersedes", weight=1, reason="r") for old in olds[:1]]
+                gains = [
+                    Change(note_id=old, keywords=[f"k{at}"], context=f"; later: t{at}", reason="e") for old in olds
+                ]
+                ends = [(old, WHEN, "r") for old in olds[:1]]
+                store.add(result(f"t{at}", new, links=links, superseded=ends, evolved=gains), store.next_seq())
+            check(store)
+        for n in store.notes():
+            first, *later = store.versions(n.id)
+            for version in [v["version"] for v in later if v["undoes"] is None]:
+                with suppress(StoreError):  # taken back already
+                    store.undo(n.id, version)
+            assert store.note(n.id) == first["note"]
+        assert store.links() == []
+        check(store)
 
 
 def test_forgetting_a_turn_leaves_nothing_of_it(store: Store, tmp_path: Path) -> None:

@@ -16,14 +16,32 @@ Pattern = regex.Pattern[str]
 
 
 @dataclass(frozen=True)
+class Change:
+    """Compiled cues of one language for a note that ends an earlier one; the words are explained in the files."""
+
+    values: Pattern
+    recount: Pattern
+    moved: Pattern
+    concede: Pattern
+    offer: Pattern
+    remedy: Pattern
+    settled: Pattern
+    own: Pattern
+    party: Pattern
+    denied: Pattern
+    common: Pattern
+
+
+@dataclass(frozen=True)
 class Cues:
-    """Compiled cues of one language. facts: kind -> (points, pattern); the others speak against a note."""
+    """Compiled cues of one language. facts: kind -> (points, pattern); chat to question speak against a note."""
 
     facts: dict[str, tuple[float, Pattern]]
     chat: Pattern
     offer: Pattern
     hedge: Pattern
     question: Pattern
+    change: Change
 
 
 def language(text_language: str) -> str:
@@ -56,4 +74,5 @@ def load(name: str) -> Cues:
         offer=compiled(*against["offer"]),
         hedge=compiled(against["hedge"]),
         question=compiled(against["question"]),
+        change=Change(**{k: compiled(*([v] if isinstance(v, str) else v)) for k, v in data["change"].items()}),
     )

@@ -209,7 +209,7 @@ def ended(embedder: Embedder, olds: list[str], new: str, speaker: str = "u") -> 
         ("The hearing is on Tuesday 14 April at 10am.", "The hearing has been pushed back to Friday 17 April."),
         ("I paid the garage by debit card.", "Turns out I paid the garage by credit card, not debit card."),
         ("The landlord offered me £1,500 back.", "The landlord upped his offer to £2,000 if I sign."),
-        ("The shop says they can only repair it, no refund.", "The shop budged, they'd swap it for a new one of the same model."),
+        ("The shop says they can only repair it.", "The shop budged, they'd swap it for the same model."),
         ("I worked 27 hours of overtime in February.", "My February overtime was 31 hours, not 27."),
     ],
 )

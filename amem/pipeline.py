@@ -71,7 +71,10 @@ def begin(
     if folder.is_file():
         raise RunError(f"{folder} is a file; give a folder for the run")
     path = folder / runs.MANIFEST
-    others = [p for p in folder.iterdir() if p.name[0] != "." and p.name != runs.NOTEBOOKS] if folder.is_dir() else []
+    # A run that was killed before its manifest stood has only these.
+    known = {runs.NOTEBOOKS, runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY}
+    present = folder.iterdir() if folder.is_dir() else ()
+    others = [p for p in present if p.name[0] != "." and p.name not in known]
     if source is None and not path.exists():
         raise RunError(f"{folder} holds no run to go on with; start one: python -m amem run --story zh --out {folder}")
     if others and not path.exists():

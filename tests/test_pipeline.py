@@ -98,6 +98,26 @@ def test_a_run_stopped_inside_a_turn_goes_on_at_the_first_missing_one(
     assert files(tmp_path / "run") == files(unbroken)
 
 
+@pytest.mark.parametrize("written", range(6))
+def test_a_run_killed_before_its_manifest_stands_begins_again(
+    written: int, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, write, left = short_story(tmp_path / "story.json"), runs.write_bytes, [written]
+
+    def dies(path: Path, data: bytes) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(path, data)
+
+    monkeypatch.setattr(runs, "write_bytes", dies)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run(source, tmp_path / "run", progress=False)
+    monkeypatch.undo()
+    pipeline.run(source, tmp_path / "run", progress=False)
+    assert files(tmp_path / "run") == files(unbroken)
+
+
 def test_resume_by_folder_needs_no_story(unbroken: Path, tmp_path: Path) -> None:
     pipeline.begin(short_story(tmp_path / "story.json"), tmp_path / "run")
     (tmp_path / "story.json").unlink()

@@ -57,10 +57,11 @@ class Judged(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """The notes of one turn, not yet linked, and the record of how they were made."""
+    """The notes of one turn, not yet linked, the record of how they were made, and their vectors if they are known."""
 
     notes: list[Note]
     record: dict[str, Any]
+    vectors: Floats | None = None
 
 
 def pieces(text: str, language: str) -> Iterator[Span]:
@@ -234,7 +235,9 @@ def extract(
     drafts: notes made elsewhere (`amem.ask`) in place of the rules'; a scope that they bring with a reason is kept.
     """
     made = drafts or Drafts(notes_of(turn, events), {"engine": "rules", "raw_reply": None, "errors": []})
-    vectors = embedder.encode_document([note.content for note in made.notes])
+    vectors = made.vectors
+    if vectors is None:
+        vectors = embedder.encode_document([note.content for note in made.notes])
     result = TurnResult(turn, vectors=vectors, record=made.record)
     for draft, vector in zip(made.notes, vectors, strict=True):
         note = draft

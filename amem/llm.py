@@ -81,16 +81,20 @@ class Client:
         at_once = int(number_from_env("AMEM_CONCURRENCY") or CONCURRENCY)
         return cls(url, key, os.environ.get("AMEM_MODEL"), seconds, concurrency=max(1, at_once))
 
-    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    def in_order(self, work: Callable[[T], R], items: Iterable[T], most: int = 1) -> Iterator[list[R]]:
         """`work(item)` of each item, in the order of the items, while up to `concurrency` of them run.
 
-        When the caller stops early, what has begun is finished and nothing more is begun.
+        Yields what is ready, up to `most` at a time. When the caller stops early, what has begun is finished and
+        nothing more is begun.
         """
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             running = deque(pool.submit(work, item) for item in items)
             while running:
-                yield running.popleft().result()
+                ready = [running.popleft().result()]
+                while running and running[0].done() and len(ready) < most:
+                    ready.append(running.popleft().result())
+                yield ready
         finally:
             pool.shutdown(cancel_futures=True)
 

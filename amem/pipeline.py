@@ -71,7 +71,7 @@ def run(
             replies.check_recorded(folder, [number for number, _ in missing], total)
         made: Iterator[Drafts | None] = itertools.repeat(None)
         if by_model:
-            made = replies.Desk(folder, total, client).drafts(missing, events)
+            made = replies.Desk(folder, total, client).drafts(missing, events, mem.embedder)
         bar = tqdm(told.turns, desc="turns", unit="turn", disable=not progress, file=sys.stderr, mininterval=0.5)
         for number, turn in enumerate(bar, 1):
             path = runs.turn_file(folder, number, total)

@@ -7,16 +7,18 @@ paid for again: neither after a kill, nor by `--resume`, nor by `--replay`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from amem import ask, llm, runs
+from amem import ask, embed, llm, runs
 from amem.ask import Exchange
+from amem.embed import Embedder
 from amem.extract import Drafts
 from amem.notes import Turn
 
 GIVE_UP = 16  # turns in a row without any reply, after which the endpoint is asked no more
+BATCH = 16  # turns whose notes are embedded together
 
 
 def reply_file(folder: Path, number: int, total: int) -> Path:
@@ -31,11 +33,24 @@ class Desk:
         self.folder, self.total, self.client = folder, total, client
         self._lock, self._silent = threading.Lock(), 0
 
-    def drafts(self, turns: list[tuple[int, Turn]], events: Mapping[str, str]) -> Iterator[Drafts]:
-        """The notes of numbered turns, in their order, while up to `client.concurrency` requests run."""
-        asked = self.client.in_order(self.exchanges, turns) if self.client else map(self.exchanges, turns)
-        for (_, turn), exchanges in zip(turns, asked, strict=True):
-            yield ask.drafts(turn, exchanges, events)
+    def drafts(self, turns: list[tuple[int, Turn]], events: Mapping[str, str], embedder: Embedder) -> Iterator[Drafts]:
+        """Notes of numbered turns with their vectors, in their order, while up to `client.concurrency` requests run.
+
+        What is ready is embedded together, which takes half the time.
+        """
+        # Only where that changes no bit of a vector: with other embedders a note would hang on the timing of replies.
+        most = BATCH if embedder.name == embed.DEFAULT else 1
+        told = iter(turns)
+        ready: Iterable[list[list[Exchange]]] = ([self.exchanges(turn)] for turn in turns)
+        if self.client:
+            ready = self.client.in_order(self.exchanges, turns, most)
+        for some in ready:
+            made = [ask.drafts(next(told)[1], exchanges, events) for exchanges in some]
+            vectors = embedder.encode_document([note.content for one in made for note in one.notes])
+            start = 0
+            for one in made:
+                yield one._replace(vectors=vectors[start : start + len(one.notes)])
+                start += len(one.notes)
 
     def exchanges(self, numbered: tuple[int, Turn]) -> list[Exchange]:
         """All exchanges about one turn, oldest first; each new reply is in the folder before anything else is done."""

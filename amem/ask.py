@@ -57,7 +57,8 @@ def request(turn: Turn, model: str) -> dict[str, Any]:
     """The chat-completions body that asks for the notes of `turn`, in its language."""
     language = cues_.language(language_of(turn.text))
     prompt = resources.files("amem").joinpath(f"prompts/extract_{language}.md").read_text("utf-8")
-    said = f"{turn.speaker} ({turn.role}{f', {turn.time.date().isoformat()}' if turn.time else ''}):\n{turn.text}"
+    # Without its date: day words are resolved here (`extract.dates`), not guessed there.
+    said = f"{turn.speaker} ({turn.role}):\n{turn.text}"
     schema = {"name": "notes", "strict": True, "schema": _AskedNotes.model_json_schema()}
     return {
         "model": model,

@@ -11,7 +11,8 @@ from amem import cues as cues_
 from amem.notes import Turn
 from amem.text import Span, fold, language_of, sentences, terms
 
-GROUNDED = 0.6  # share of a note's words that must stand in its place in the turn
+GROUNDED = 0.5  # share of a note's words that must stand in its place in the turn
+ADDED = 1 / 3  # share below which a clause is an addition of the model's
 RUN = 4  # sentences that one note may be drawn from
 
 _FUNCTION = frozenset(
@@ -20,6 +21,12 @@ _FUNCTION = frozenset(
 _ROLES = regex.compile(r"用户|助手|助理|\b(?:the )?(?:user|assistant)(?:['’]s)?\b", regex.IGNORECASE)
 _ENDING = regex.compile(r"(?:['’]s|ing|ed|es|ly|s|e|d)$")
 _NAME = regex.compile(r"(?<=[^\s.!?:;\"“‘(]\s)\p{Lu}[\p{L}\p{N}'’-]+")
+_CLAUSE = regex.compile(r"[，、；。！？]|[,;:.!?](?=\s)|\s[–—-]\s|\b(?:and|but|because|which|who)\b")
+_TITLE = frozenset("mr mrs ms miss dr prof".split())
+_MONTH = regex.compile(
+    r"jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?"
+    r"|dec(?:ember)?"
+)
 _COUNT = {
     "zh": regex.compile(r"[〇零一二两三四五六七八九十百千万亿]{2,}|[二三四五六七八九十百]"),
     "en": regex.compile(
@@ -58,13 +65,17 @@ class Told:
             return f"the number {strange[0]} does not stand in the turn"
         if strange := [m for m in _COUNT[self.language].findall(fold(bare)) if m not in self.folded]:
             return f"the number {strange[0]} does not stand in the turn"
-        if strange := [n for n in _NAME.findall(bare) if not self.words.issuperset(words_of(n))]:
+        if strange := [n for n in _NAME.findall(bare) if not self.words.issuperset(set(words_of(n)) - _TITLE)]:
             return f"the name {strange[0]} does not stand in the turn"
         span, found = max(self.places, key=lambda place: sum(word in place[1] for word in wanted))
         missing = [word for word in wanted if word not in found]
         if 1 - len(missing) / len(wanted) < GROUNDED:
             kept = len(wanted) - len(missing)
             return f"{kept} of its {len(wanted)} words stand in the turn (not: {', '.join(missing[:6])})"
+        for clause in _CLAUSE.split(bare):
+            parts = words_of(clause)
+            if len(parts) > 2 and sum(word in self.words for word in parts) < ADDED * len(parts):
+                return f"its words {clause.strip()!r} do not stand in the turn"
         if _DENIES.search(fold(bare)) and not _DENIED.search(self.folded):
             return "it denies what the turn does not deny"
         return span
@@ -76,6 +87,8 @@ def words_of(text: str) -> list[str]:
     for term in terms(text):
         if regex.match(r"\p{Script=Han}", term):
             out += [term] if len(term) == 1 and term not in _FUNCTION else []
+        elif _MONTH.fullmatch(term):
+            out.append(term[:3])
         elif len(term) > 4 and not term[-1].isdigit():
             stem = _ENDING.sub("", term)
             out.append(stem[:-1] if stem[-2:-1] == stem[-1:] else stem)

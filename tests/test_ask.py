@@ -44,6 +44,11 @@ def said_in(body: dict[str, Any]) -> str:
     return str(body["messages"][1]["content"]).split("\n", 1)[1]
 
 
+def wrote(content: str) -> list[Played]:
+    """A reply with one note, of this content."""
+    return [ok(notes({**NOTE, "content": content}))]
+
+
 def ok(text: str) -> Played:
     return 200, {}, answer(text)
 
@@ -81,15 +86,19 @@ def contents(folder: Path) -> list[str]:
 
 GOOD = ok(notes(NOTE))
 BROKEN = ok('{"notes": [' + json.dumps(NOTE, ensure_ascii=False) + ', {"content": "合同在抽')
+SLOW: Played = (429, {"Retry-After": "1"}, {"error": {"message": "slow down"}})
+OOPS: Played = (500, {}, {"error": {"message": "oops"}})
 WHOLE = NOTE["content"]
 SECOND = "合同在抽屉里"
 BAD_ESCAPE = notes(NOTE).replace("押金是", r"押金是\ ").replace("租房", r"租\'房")
 
+WRONG = {"keywords": "押金、房东", "tags": 7, "scope": 3, "importance": "high", "confidence": 9}
+
 HOSTILE: dict[str, tuple[list[Played], list[str], bool, str, str]] = {
     # what the endpoint plays: notes stored, whether the turn has failed, pattern in the log, pattern on the terminal
-    "429 with Retry-After": ([(429, {"Retry-After": "1"}, {"error": {"message": "slow"}}), GOOD], [WHOLE], False, "", ""),
-    "500 once": ([(500, {}, {"error": {"message": "oops"}}), GOOD], [WHOLE], False, "", ""),
-    "500 for ever": ([(500, {}, {"error": {"message": "oops"}})] * 4, [], True, "still fails after 4 tries", "t001.*500"),
+    "429 with Retry-After": ([SLOW, GOOD], [WHOLE], False, "", ""),
+    "500 once": ([OOPS, GOOD], [WHOLE], False, "", ""),
+    "500 for ever": ([OOPS] * 4, [], True, "still fails after 4 tries", "t001.*500"),
     "a hang": ([(200, {}, 5.0), GOOD], [WHOLE], False, "", ""),
     "a cut connection": ([(200, {}, None), GOOD], [WHOLE], False, "", ""),
     "a body that is no JSON": ([(200, {}, '{"choices": ['), GOOD], [WHOLE], False, "", ""),
@@ -103,8 +112,8 @@ HOSTILE: dict[str, tuple[list[Played], list[str], bool, str, str]] = {
     "a single note": ([ok(json.dumps(NOTE))], [WHOLE], False, 'under "notes"', ""),
     "strings for notes": ([ok(notes(WHOLE))], [WHOLE], False, "a string where a note is due", ""),
     "wrong types": (
-        [ok(notes({**NOTE, "keywords": "押金、房东", "tags": 7, "scope": 3, "importance": "high", "confidence": 9}, 5, []))],
-        [WHOLE], False, "importance high is no number.*confidence 9 is not between|it is no note", "2 items of replies",
+        [ok(notes({**NOTE, **WRONG}, 5, []))],
+        [WHOLE], False, "importance high is no number.*confidence 9 is not.*it is no note", "2 items",
     ),
     "nulls": (
         [ok(notes({**dict.fromkeys(NOTE), "content": WHOLE}, None, {"content": None}))],
@@ -120,15 +129,19 @@ HOSTILE: dict[str, tuple[list[Played], list[str], bool, str, str]] = {
     "the same note twice": ([ok(notes(NOTE, NOTE))], [WHOLE], False, "said twice", "1 items"),
     "bad escapes": ([ok(BAD_ESCAPE)], [WHOLE.replace("押金是", "押金是 ")], False, "bad escapes", "1 repairs"),
     "another language": (
-        [ok(notes({**NOTE, "content": "The deposit of 3600 was paid to the landlord on 21 February"}))],
+        wrote("The deposit of 3600 was paid to the landlord on 21 February"),
         [], False, "of its .* words stand in the turn|does not stand in the turn", "1 items",
     ),
-    "the prompt's own example": ([ok(notes({**NOTE, "content": EXAMPLE}))], [], False, "stand in the turn", "1 items"),
-    "an invented number": ([ok(notes({**NOTE, "content": "押金是3500元"}))], [], False, "number 3500 does not", "1 items"),
-    "an invented fact": ([ok(notes({**NOTE, "content": "房东的狗咬了邻居的孩子"}))], [], False, "stand in the turn", ""),
-    "a denial of its own": ([ok(notes({**NOTE, "content": "押金没转给房东"}))], [], False, "denies", ""),
-    "a blank note": ([ok(notes({**NOTE, "content": " \n"}))], [], False, "blank", ""),
-    "a novel": ([ok(notes({**NOTE, "content": SAID * 9}))], [], False, "too long for one fact", ""),
+    "the prompt's own example": (wrote(EXAMPLE), [], False, "stand in the turn", "1 items"),
+    "an invented number": (wrote("押金是3500元"), [], False, "number 3500 does not", "1 items"),
+    "an invented fact": (wrote("房东的狗咬了邻居的孩子"), [], False, "stand in the turn", ""),
+    "a fact with an addition": (
+        wrote("押金是3600元，2月21号转给房东，房东嗜好赌博欠债"),
+        [], False, "its words .*赌博.* do not stand in the turn", "",
+    ),
+    "a denial of its own": (wrote("押金没转给房东"), [], False, "denies", ""),
+    "a blank note": (wrote(" \n"), [], False, "blank", ""),
+    "a novel": (wrote(SAID * 9), [], False, "too long for one fact", ""),
 }  # fmt: skip
 
 

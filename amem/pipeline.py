@@ -54,9 +54,9 @@ def run(
     taken = Path(replay) if replay else None
     manifest = begin(source, folder, model=model, fresh=fresh, generate=generate, rules=rules, replay=taken)
     by_model = manifest["notes_made_by"] != "rules"
-    made_anew = taken is not None and taken.resolve() == folder.resolve()
+    made_anew = taken is not None and _same(taken, folder)
     if made_anew or (by_model and client and replies.failed(folder)):
-        replies.reopen(folder, again=not made_anew)
+        replies.reopen(folder)
     elif manifest["state"] == "complete":
         return folder
     told = story.load(folder / runs.STORY)
@@ -77,7 +77,8 @@ def run(
             path = runs.turn_file(folder, number, total)
             if turn.id not in done:
                 mem.add(turn, events, next(made))
-            if turn.id not in done or not path.exists():
+            # The last one stored may have been killed before its file was written, over one of an earlier round.
+            if turn.id not in done or number == len(done) or not path.exists():
                 runs.write_json(path, runs.turn_body(mem.store.result(turn.id)))
             replies.reply_file(folder, number, total).unlink(missing_ok=True)
         _finish(mem, told, folder, manifest)
@@ -100,13 +101,15 @@ def begin(
         raise RunError(f"{folder} is a file; give a folder for the run")
     path = folder / runs.MANIFEST
     others = [p for p in folder.iterdir() if p.name[0] != "." and p.name != runs.NOTEBOOKS] if folder.is_dir() else []
-    if source is None and replay is None and not path.exists():
+    taken = _replayable(replay) if replay else None
+    if replay and not _same(replay, folder):
+        source = source or replay / runs.STORY
+    if source is None and not path.exists():
         raise RunError(f"{folder} holds no run to go on with; start one: python -m amem run --story zh --out {folder}")
     if {p.name for p in others} - _FIRST and not path.exists():
         raise RunError(f"{folder} is not empty and holds no run; give a new or empty folder")
     manifest = runs.read_json(path) if path.exists() else None
-    taken = _replayable(replay) if replay else None
-    if (source is None and (manifest or not replay)) or (manifest and generate and not fresh):
+    if source is None or (manifest and generate and not fresh):
         return manifest or {}
     client = None if rules or replay else llm.Client.from_env()
     makers = taken["notes_made_by"] if taken else f"model {client.model}" if client else "rules"
@@ -115,7 +118,6 @@ def begin(
             raise RunError(f"--generate writes a story in zh or en, not {str(source)!r}")
         request, response, told = _generated(source, folder, fresh)
     else:
-        source = source or (replay or folder) / runs.STORY
         told = story.load(source)
         request = generate_.generation_request("zh" if told.language == "zh" else "en")
         response = {"engine": _made_by(str(source)), "sent": False, "story": Path(source).name}
@@ -131,6 +133,8 @@ def begin(
                 f"{folder} holds a run whose notes were made by {manifest['notes_made_by']}; give another folder, "
                 "--fresh to replace it, or --resume to go on with it as it is"
             )
+        if taken and manifest.get("replay_of") != taken["name"]:
+            raise RunError(f"{folder} holds a run that is no replay of {replay}; give another folder, or --fresh")
         return manifest
     if manifest:
         _clear(folder, manifest)
@@ -160,6 +164,10 @@ def begin(
             manifest["story"] = taken["story"]
     runs.write_json(path, manifest)
     return manifest
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
 
 
 def _replayable(folder: Path) -> dict[str, Any]:

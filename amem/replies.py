@@ -56,9 +56,7 @@ class Desk:
         """All exchanges about one turn, oldest first; each new reply is in the folder before anything else is done."""
         number, turn = numbered
         path = reply_file(self.folder, number, self.total)
-        kept = runs.read_json(path) if path.exists() else {}
-        asked: list[Exchange] = kept.get("asked", [])
-        settled: int = kept.get("settled", 0)
+        asked, settled = self._kept(number)
         model = self.client.model if self.client else "(none)"
         while (request := ask.next_request(turn, asked[settled:], model)) is not None:
             exchange = self._send(request)
@@ -66,6 +64,19 @@ class Desk:
             if exchange["raw_reply"] is not None:
                 _keep(path, asked, settled)
         return asked
+
+    def _kept(self, number: int) -> tuple[list[Exchange], int]:
+        """The exchanges of a turn that the folder holds, and how many of them are to be followed by a new beginning."""
+        path = reply_file(self.folder, number, self.total)
+        if path.exists():
+            kept = runs.read_json(path)
+            return kept["asked"], kept["settled"]
+        path = runs.turn_file(self.folder, number, self.total)
+        if not path.exists():
+            return [], 0
+        body = runs.read_json(path)
+        asked = recorded(body)
+        return asked, len(asked) if body["failed"] and self.client else _begin(asked)
 
     def _send(self, request: dict[str, Any]) -> Exchange:
         nothing = {"request": request, "raw_reply": None}
@@ -86,7 +97,8 @@ class Desk:
 
 def check_recorded(folder: Path, numbers: list[int], total: int) -> None:
     """Raise ModelError when a turn of these numbers has no recorded reply: without an endpoint it cannot be made."""
-    unknown = [number for number in numbers if not reply_file(folder, number, total).exists()]
+    places = {n: (reply_file(folder, n, total), runs.turn_file(folder, n, total)) for n in numbers}
+    unknown = [number for number, paths in places.items() if not any(path.exists() for path in paths)]
     if unknown:
         raise llm.ModelError(
             f"{folder}: the notes of this run are made by a model, and {len(unknown)} turns have no reply yet (the "
@@ -105,18 +117,13 @@ def failed(folder: Path) -> list[str]:
     return [body["turn"]["id"] for body in runs.turn_bodies(folder) if body.get("failed")]
 
 
-def reopen(folder: Path, again: bool) -> None:
-    """Take a run back to its recorded replies, to make its notes anew; with `again`, failed turns are to be asked anew.
+def reopen(folder: Path) -> None:
+    """Take a run back to its replies, to make its notes anew; turns that have failed will be asked again.
 
     Notes hang on those before them, so a turn that comes late is not put in between: the memory is rebuilt, at no
     cost. May be broken off and done again at any point.
     """
-    for path in runs.turn_files(folder):
-        body = runs.read_json(path)
-        exchanges = recorded(body)
-        unanswered = again and body["failed"]
-        _keep(path.with_suffix(".reply.json"), exchanges, len(exchanges) if unanswered else _begin(exchanges))
-        path.unlink()
+    runs.write_json(folder / runs.MANIFEST, {**runs.read_json(folder / runs.MANIFEST), "state": "running"})
     for end in ("-wal", "-shm", ""):  # a log without its database would be taken for that of the next one
         (folder / f"{runs.DATABASE}{end}").unlink(missing_ok=True)
 

@@ -266,6 +266,38 @@ def test_failed_turns_are_asked_again_on_resume_and_the_end_is_the_same(
     assert manifest["files"] == runs.checksums(tmp_path / "run")
 
 
+@pytest.mark.parametrize("last", ["manifest.json", "003.reply.json", "003.json", "007.reply.json", "010.json", "90_"])
+def test_a_resume_that_is_killed_pays_nothing_twice_either(
+    last: str, endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before a file is written: the kills that timing alone seldom meets."""
+    environment(endpoint, monkeypatch)
+    source = many(tmp_path / "talk.txt", 12)
+    endpoint.respond = copied
+    assert amem("run", "--story", source, "--out", tmp_path / "whole")[0] == 0
+    endpoint.respond = lambda body: ok("nothing") if said_in(body)[:3] in ("第2件", "第6件") else copied(body)
+    assert amem("run", "--story", source, "--out", tmp_path / "run")[0] == 1
+    endpoint.respond = copied
+    endpoint.asked.clear()
+    write = runs.write_bytes
+
+    def dies(path: Path, data: bytes) -> None:
+        if path.name.startswith(last):
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(runs, "write_bytes", dies)
+    assert amem("run", "--resume", tmp_path / "run")[0] != 0
+    monkeypatch.setattr(runs, "write_bytes", write)
+    if last == "010.json":
+        with pytest.raises(runs.RunError, match="unfinished"):
+            Memory.open(tmp_path / "run")
+    assert amem("run", "--resume", tmp_path / "run")[0] == 0
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    lost = last.endswith("reply.json")  # the reply that could not be written
+    assert len(endpoint.asked) == 2 + lost
+
+
 def test_a_resume_without_an_endpoint_says_what_is_missing(
     endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +375,14 @@ def test_a_run_is_replayed_without_key_and_endpoint(
     shutil.rmtree(tmp_path / "again")
     assert amem("run", "--replay", made)[0] == 1, "in place"
     assert {name: (made / name).read_bytes() for name in old} == old
+    status, shown = amem("run", "--replay", made, "--out", tmp_path / "again")
+    assert status == 1 and amem("run", "--replay", made, "--out", tmp_path / "again")[0] == 1, "done is done"
+    status, shown = amem("run", "--story", tmp_path / "talk.txt", "--rules", "--out", tmp_path / "other")
+    assert status == 0, shown
+    status, shown = amem("run", "--replay", made, "--out", tmp_path / "other")
+    assert status == 1 and "notes were made by rules" in shown
+    assert amem("run", "--replay", made, "--out", tmp_path / "other", "--fresh")[0] == 1
+    assert contents(tmp_path / "other") == contents(made)
     assert endpoint.asked == []
 
 

@@ -18,6 +18,7 @@ RUN = 4  # sentences that one note may be drawn from
 _FUNCTION = frozenset(
     "的了是在我你他她它们这那就也都和跟与及把被给让很要会能可以个着过到说去来吗呢吧啊得地还又再从对为将其该"
 )
+_HAN = regex.compile(r"\p{Script=Han}")
 _ROLES = regex.compile(r"用户|助手|助理|\b(?:the )?(?:user|assistant)(?:['’]s)?\b", regex.IGNORECASE)
 _ENDING = regex.compile(r"(?:['’]s|ing|ed|es|ly|s|e|d)$")
 _NAME = regex.compile(r"(?<=[^\s.!?:;\"“‘(]\s)\p{Lu}[\p{L}\p{N}'’-]+")
@@ -85,7 +86,7 @@ def words_of(text: str) -> list[str]:
     """Words that carry meaning: Latin ones without their endings, Han characters one by one."""
     out: list[str] = []
     for term in terms(text):
-        if regex.match(r"\p{Script=Han}", term):
+        if _HAN.match(term):
             out += [term] if len(term) == 1 and term not in _FUNCTION else []
         elif _MONTH.fullmatch(term):
             out.append(term[:3])

@@ -22,6 +22,7 @@ DEFAULT_MODEL = "gpt-4o-mini"
 DEFAULT_URL = "https://api.openai.com/v1"
 TIMEOUT = 60.0  # seconds a try
 CONCURRENCY = 8  # requests that run at the same time
+MANY = 300  # brackets from which a reply may be nested too deeply to be written
 _LOCAL_KEY = "not-needed"  # local servers want a key to be there, and ignore it
 
 
@@ -144,7 +145,9 @@ class Client:
         """The reply as it may be stored: without the key, should the server echo it, and without half characters."""
         if not isinstance(reply, dict):
             raise ValueError("not an object")
-        text = json.dumps(reply, ensure_ascii=False, indent=1)  # as run folders write it: hostile nesting fails here
+        text = json.dumps(reply, ensure_ascii=False)
+        if text.count("[") + text.count("{") > MANY:
+            json.dumps(reply, indent=1)  # as run folders write it: hostile nesting fails here
         kept = text if self._key == _LOCAL_KEY else text.replace(json.dumps(self._key)[1:-1], "[key]")
         kept = re.sub("[\ud800-\udfff]", "\ufffd", kept)
         return reply if kept == text else json.loads(kept)

@@ -387,21 +387,27 @@ def test_a_run_is_replayed_without_key_and_endpoint(
 
 
 def test_two_hundred_turns_take_little_longer_than_their_replies(tmp_path: Path, endpoint: Endpoint) -> None:
+    """200 replies of 100 ms, 8 at a time, are 2.5 s. The best of three: other work on the machine counts for none."""
+
     def slow(body: dict[str, Any]) -> Played:
         time.sleep(0.1)
         return copied(body)
 
     endpoint.respond = slow
-    source = many(tmp_path / "talk.txt", 200)
-    args = [sys.executable, "-m", "amem", "run", "--story", str(source), "--out", str(tmp_path / "run")]
-    begun = time.monotonic()
-    done = subprocess.run(
-        args, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OPENAI_BASE_URL": endpoint.url}
-    )
-    took = time.monotonic() - begun
-    assert done.returncode == 0 and "200/200" in done.stderr, done.stderr
-    assert len(endpoint.asked) == 200 == runs.read_json(tmp_path / "run" / runs.MANIFEST)["counts"]["notes"]
-    assert took < 6.5, "200 replies of 100 ms, 8 at a time, are 2.5 s"
+    source, took = many(tmp_path / "talk.txt", 200), []
+    for attempt in range(3):
+        folder, begun = tmp_path / f"run{attempt}", time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "amem", "run", "--story", str(source), "--out", str(folder)],
+            capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OPENAI_BASE_URL": endpoint.url},
+        )  # fmt: skip
+        took.append(time.monotonic() - begun)
+        assert done.returncode == 0 and "200/200" in done.stderr, done.stderr
+        assert runs.read_json(folder / runs.MANIFEST)["counts"]["notes"] == 200
+        if took[-1] < 6.5:
+            break
+    assert min(took) < 6.5, took
+    assert len(endpoint.asked) == 200 * len(took)
 
 
 def test_at_most_eight_requests_run_at_once_and_the_order_of_notes_is_that_of_turns(

@@ -36,7 +36,7 @@ test-slow: setup
 # The committed runs, made again from the bundled stories.
 showcase: setup
 	for language in zh en; do \
-	  $(PY) -m amem run --story $$language --out runs/showcase_$$language --fresh || exit 1; done
+	  $(PY) -m amem run --rules --story $$language --out runs/showcase_$$language --fresh || exit 1; done
 
 # Put the executed notebooks back into notebooks/: outputs kept, execution counts and metadata of the run left out.
 commit-notebooks: notebooks

@@ -27,15 +27,27 @@ def run(
         bool, typer.Option("--generate", help="Let the endpoint in the environment write the story.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin again in a folder that holds a run.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Notes by rules, even with an endpoint set.")] = False,
+    replay: Annotated[
+        Path | None, typer.Option(help="Finished run whose recorded replies are taken; no endpoint is asked.")
+    ] = None,
 ) -> None:
-    """Carry a story into a run folder: turns, notes, graph, traces, explorer.html."""
+    """Carry a story into a run folder: turns, notes, graph, traces, explorer.html.
+
+    With an endpoint in the environment (OPENAI_API_KEY or OPENAI_BASE_URL, AMEM_MODEL) its model makes the notes.
+    Status 1 when turns have failed: --resume asks for those again.
+    """
     from amem import pipeline, runs
 
-    if resume is not None and (story is not None or out is not None):
-        raise runs.RunError("--resume takes the story and the folder from the run itself; leave --story and --out out")
-    if resume is None and (story is None or out is None):
+    if resume is not None and (story is not None or out is not None or replay is not None or rules):
+        raise runs.RunError(
+            "--resume takes the story, the folder and who makes the notes from the run itself; leave --story, --out, "
+            "--replay and --rules out"
+        )
+    if resume is None and replay is None and (story is None or out is None):
         raise runs.RunError("say which story and where to: python -m amem run --story zh --out runs/mine")
-    folder = pipeline.run(story, out or resume or "", model=model, fresh=fresh, generate=generate)
+    place = out or resume or replay or Path()
+    folder = pipeline.run(story, place, model=model, fresh=fresh, generate=generate, rules=rules, replay=replay)
     manifest = runs.read_json(folder / runs.MANIFEST)
     for sentence in manifest["story"]["skipped"]:
         typer.echo(f"skipped: {sentence}", err=True)
@@ -44,6 +56,20 @@ def run(
         f"{counts['turns']} turns, {counts['notes']} notes, {counts['links']} links; paths reached "
         f"{counts['paths_reached']} of {counts['notes']}; open {folder / runs.PAGE}"
     )
+    if manifest["notes_made_by"] != "rules":
+        usage = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in manifest["usage"].items())
+        typer.echo(f"notes by {manifest['notes_made_by']}: {usage}; {counts['repaired']} repairs", err=True)
+    if counts.get("dropped"):
+        typer.echo(
+            f"{counts['dropped']} items of replies dropped; why: {folder / runs.TURNS}/*.json, dropped", err=True
+        )
+    for lost in manifest.get("failed", []):
+        typer.echo(f"failed: turn {lost['turn']}: {lost['error']}", err=True)
+    if counts["failed_turns"]:
+        typer.echo(
+            f"{counts['failed_turns']} turns have failed; ask again: python -m amem run --resume {folder}", err=True
+        )
+        raise typer.Exit(1)
 
 
 @app.command()

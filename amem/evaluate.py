@@ -22,9 +22,9 @@ HOW = (
     "A note carries a fact when of each of the fact's key groups one alternative stands in the note's content (NFKC, "
     "case folded, white space removed)\nand the note is no longer than three times the fact (or 60 Chinese, 180 other "
     "characters). paired_recall lets a note count for one fact only; supersession counts notes ended by a correction.\n"
-    "Rules and weights were tuned on the odd turns of the Chinese story. The odd turns of the English story were looked at "
-    "to see what was missing;\nthe even turns and the story blind_en were kept apart, but their misses were seen once, and "
-    "their totals often, while the rules that end corrected notes were written."
+    "Rules and weights were tuned on the odd turns of the Chinese story. The odd turns of the English story were "
+    "looked at to see what was missing;\nthe even turns and the story blind_en were kept apart, but their misses were "
+    "seen once, and their totals often, while the rules that end corrected notes were written."
 )
 LONGEST = {"zh": 60, "en": 180}  # a note may be this long, or three times the fact: a copy of the turn is no note
 

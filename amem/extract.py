@@ -10,13 +10,13 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import regex
 
 from amem import cues as cues_
 from amem import scopes
-from amem.embed import Embedder
+from amem.embed import Embedder, Floats
 from amem.evolve import Known, connect
 from amem.notes import Note, Turn
 from amem.store import TurnResult
@@ -48,6 +48,14 @@ class Judged(NamedTuple):
     span: Span
     points: float
     kinds: list[str]
+
+
+class Drafts(NamedTuple):
+    """The notes of one turn, not yet linked, the record of how they were made, and their vectors if they are known."""
+
+    notes: list[Note]
+    record: dict[str, Any]
+    vectors: Floats | None = None
 
 
 def pieces(text: str, language: str) -> Iterator[Span]:
@@ -152,37 +160,63 @@ def notes_of(turn: Turn, events: Mapping[str, str] | None = None) -> list[Note]:
 
 def _note(turn: Turn, judged: Judged, earlier: str, language: str, events: Mapping[str, str]) -> Note:
     piece = turn.text[slice(*judged.span)]
-    content = piece if turn.role != "other" else f"{turn.speaker}: {piece}"
-    if days := dates(piece, turn):
-        content += f" [{', '.join(days)}]"
     hedged = bool(cues_.load(language).hedge.search(piece))
+    importance = min(1.0, 0.3 + sum(sorted((_WEIGHT[k] for k in judged.kinds), reverse=True)[:3]))
+    return note_at(
+        turn, judged.span, piece if turn.role != "other" else f"{turn.speaker}: {piece}", earlier,
+        language, events,
+        keywords=keywords(piece), tags=judged.kinds, importance=round(importance, 2),
+        confidence=round(min(0.95, 0.55 + 0.08 * judged.points) - 0.2 * hedged, 2),
+        why=[f"{kind} +{cues_.load(language).facts[kind][0]:g}" for kind in judged.kinds],
+    )  # fmt: skip
+
+
+def note_at(
+    turn: Turn, span: Span, content: str, earlier: str, language: str, events: Mapping[str, str], **marks: Any
+) -> Note:
+    """The note of `turn` that says `content`, found at `span`: day words resolved, context and id set.
+
+    earlier: what was said just before it in the turn. language: of the turn, "zh" or "en". marks: the fields that
+    hang on how the note was made.
+    """
+    if days := dates(content, turn):
+        content += f" [{', '.join(days)}]"
     topic = events.get(turn.event or "", turn.event or "")
     when = turn.time.date().isoformat() if turn.time else ""
     if language == "zh":
         parts = [when, f"{turn.speaker}" + (f"谈“{topic}”" if topic else ""), f"上文：{earlier}" if earlier else ""]
     else:
         parts = [when, turn.speaker + (f" on {topic}" if topic else ""), f"after: {earlier}" if earlier else ""]
-    importance = min(1.0, 0.3 + sum(sorted((_WEIGHT[k] for k in judged.kinds), reverse=True)[:3]))
-    digest = hashlib.sha1(f"{turn.id}\n{judged.span}\n{content}".encode()).hexdigest()[:12]
+    digest = hashlib.sha1(f"{turn.id}\n{span}\n{content}".encode()).hexdigest()[:12]
     return Note(
-        id=f"n{digest}", content=content, keywords=keywords(piece), tags=judged.kinds,
-        context=("；" if language == "zh" else "; ").join(p for p in parts if p),
-        importance=round(importance, 2), confidence=round(min(0.95, 0.55 + 0.08 * judged.points) - 0.2 * hedged, 2),
-        turn_id=turn.id, session=turn.session, event=turn.event, speaker=turn.speaker, span=judged.span,
-        valid_from=turn.time, why=[f"{kind} +{cues_.load(language).facts[kind][0]:g}" for kind in judged.kinds],
+        id=f"n{digest}", content=content, context=("；" if language == "zh" else "; ").join(p for p in parts if p),
+        turn_id=turn.id, session=turn.session, event=turn.event, speaker=turn.speaker, span=span, valid_from=turn.time,
+        **marks,
     )  # fmt: skip
 
 
-def extract(turn: Turn, known: Known, embedder: Embedder, events: Mapping[str, str] | None = None) -> TurnResult:
-    """All that `turn` adds to the store: notes with scope and vectors, links, changes of known notes. `known` grows."""
-    found = notes_of(turn, events)
-    vectors = embedder.encode_document([note.content for note in found])
-    result = TurnResult(turn, vectors=vectors)
-    for draft, vector in zip(found, vectors, strict=True):
-        scope, reasons = scopes.tag(draft.content, vector, embedder, turn.role)
-        note = draft.model_copy(update={"scope": scope, "scope_why": reasons})
+def extract(
+    turn: Turn,
+    known: Known,
+    embedder: Embedder,
+    events: Mapping[str, str] | None = None,
+    drafts: Drafts | None = None,
+) -> TurnResult:
+    """All that `turn` adds to the store: notes with scope and vectors, links, superseded notes. `known` grows.
+
+    drafts: notes made elsewhere (`amem.ask`) in place of the rules'; a scope that they bring with a reason is kept.
+    """
+    made = drafts or Drafts(notes_of(turn, events), {"engine": "rules", "raw_reply": None, "errors": []})
+    vectors = made.vectors
+    if vectors is None:
+        vectors = embedder.encode_document([note.content for note in made.notes])
+    result = TurnResult(turn, vectors=vectors, record=made.record)
+    for draft, vector in zip(made.notes, vectors, strict=True):
+        note = draft
+        if not draft.scope_why:
+            scope, reasons = scopes.tag(draft.content, vector, embedder, turn.role)
+            note = draft.model_copy(update={"scope": scope, "scope_why": reasons})
         result.notes.append(note)
         connect(note, vector, known, result)
         known.append(note, vector)
-    result.record = {"engine": "rules", "raw_reply": None, "errors": []}
     return result

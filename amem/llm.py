@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -15,7 +20,14 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "gpt-4o-mini"
 DEFAULT_URL = "https://api.openai.com/v1"
+TIMEOUT = 60.0  # seconds a try
+CONCURRENCY = 8  # requests that run at the same time
+MANY = 300  # brackets from which a reply may be nested too deeply to be written
 _LOCAL_KEY = "not-needed"  # local servers want a key to be there, and ignore it
+
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ModelError(RuntimeError):
@@ -27,6 +39,7 @@ class Client:
 
     `timeout` is in seconds a try; `retries` counts tries after the first, on 408, 409, 429, 5xx, timeouts and lost
     connections, with back-off (`Retry-After` is honoured). `usage` sums tokens and `requests` (replies received).
+    One client may be used by several threads; `in_order` runs up to `concurrency` of them.
     """
 
     def __init__(
@@ -34,13 +47,15 @@ class Client:
         base_url: str | None = None,
         api_key: str | None = None,
         model: str | None = None,
-        timeout: float = 60.0,
+        timeout: float = TIMEOUT,
         retries: int = 3,
+        concurrency: int = CONCURRENCY,
     ) -> None:
         self.base_url = (base_url or DEFAULT_URL).strip()
         self.model = model or DEFAULT_MODEL
         self.timeout = timeout
         self.retries = retries
+        self.concurrency = concurrency
         self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "requests": 0}
         self.endpoint = _public(self.base_url)
         self._key = (api_key or "").strip() or _LOCAL_KEY
@@ -48,48 +63,94 @@ class Client:
             # Left to the HTTP layer, this ends in an error that quotes the header, and with it the key.
             raise ModelError("the API key holds a space, line break or non-ASCII; set OPENAI_API_KEY to the key alone")
         self._openai: OpenAI | None = None
+        self._no_schema = False
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Client({self.endpoint!r}, model={self.model!r})"
 
     @classmethod
     def from_env(cls) -> Client | None:
-        """The client of OPENAI_API_KEY, OPENAI_BASE_URL and AMEM_MODEL; None when neither key nor address is set."""
+        """The client of OPENAI_API_KEY, OPENAI_BASE_URL and AMEM_MODEL; None when neither key nor address is set.
+
+        AMEM_TIMEOUT (seconds a try) and AMEM_CONCURRENCY stand beside them. Raises ModelError.
+        """
         key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
-        return cls(url, key, os.environ.get("AMEM_MODEL")) if key or url else None
+        if not (key or url):
+            return None
+        seconds = number_from_env("AMEM_TIMEOUT") or TIMEOUT
+        at_once = int(number_from_env("AMEM_CONCURRENCY") or CONCURRENCY)
+        return cls(url, key, os.environ.get("AMEM_MODEL"), seconds, concurrency=max(1, at_once))
+
+    def in_order(self, work: Callable[[T], R], items: Iterable[T], most: int = 1) -> Iterator[list[R]]:
+        """`work(item)` of each item, in the order of the items, while up to `concurrency` of them run.
+
+        Yields what is ready, up to `most` at a time. When the caller stops early, what has begun is finished and
+        nothing more is begun.
+        """
+        pool = ThreadPoolExecutor(self.concurrency)
+        try:
+            running = deque(pool.submit(work, item) for item in items)
+            while running:
+                ready = [running.popleft().result()]
+                while running and running[0].done() and len(ready) < most:
+                    ready.append(running.popleft().result())
+                yield ready
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def complete(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send the body of a chat completion and return the raw response, usage included, as a plain dict.
 
         A `model` in the request wins over the client's. An endpoint that refuses `response_format` json_schema
-        (400 or 422) is asked once more without it. Raises ModelError.
+        (400 or 422) is asked once more without it, and from then on without. Raises ModelError.
         """
         import openai
 
-        self._openai = self._openai or openai.OpenAI(
-            base_url=self.base_url, api_key=self._key, timeout=self.timeout, max_retries=self.retries
-        )
+        with self._lock:
+            self._openai = self._openai or openai.OpenAI(
+                base_url=self.base_url, api_key=self._key, timeout=self.timeout, max_retries=self.retries
+            )
         body: dict[str, Any] = {"model": self.model, **request}
+        schema = (body.get("response_format") or {}).get("type") == "json_schema"
         bare = {key: value for key, value in body.items() if key != "response_format"}
-        reply: Any = None
         try:
             try:
-                reply = self._openai.post("/chat/completions", body=body, cast_to=object)
+                reply = self._post(bare if schema and self._no_schema else body)
             except (openai.BadRequestError, openai.UnprocessableEntityError):
-                if (body.get("response_format") or {}).get("type") != "json_schema":
+                if not schema or self._no_schema:
                     raise
-                reply = self._openai.post("/chat/completions", body=bare, cast_to=object)
-            reply = json.loads(reply) if isinstance(reply, str) else reply
-            if not isinstance(reply, dict):
-                raise ValueError("not an object")
-        except (openai.OpenAIError, ValueError) as error:
+                reply = self._post(bare)
+                self._no_schema = True
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
             # `from None`: the causes below may quote headers or bodies with the key in them.
             raise ModelError(self._what_happened(error)) from None
-        used = reply.get("usage") or {}
-        self.usage["prompt_tokens"] += used.get("prompt_tokens") or 0
-        self.usage["completion_tokens"] += used.get("completion_tokens") or 0
-        self.usage["requests"] += 1
+        with self._lock:
+            for name, count in tokens_of(reply).items():
+                self.usage[name] += count
         return reply
+
+    def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        assert self._openai is not None
+        for again in (self.retries > 0, False):  # what is no JSON is asked for once more: the `openai` client does not
+            try:
+                reply = self._openai.post("/chat/completions", body=body, cast_to=object)
+                return self._clean(json.loads(reply) if isinstance(reply, str) else reply)
+            except ValueError:
+                if not again:
+                    raise
+        raise AssertionError
+
+    def _clean(self, reply: Any) -> dict[str, Any]:
+        """The reply as it may be stored: without the key, should the server echo it, and without half characters."""
+        if not isinstance(reply, dict):
+            raise ValueError("not an object")
+        text = json.dumps(reply, ensure_ascii=False)
+        if text.count("[") + text.count("{") > MANY:
+            json.dumps(reply, indent=1)  # as run folders write it: hostile nesting fails here
+        kept = text if self._key == _LOCAL_KEY else text.replace(json.dumps(self._key)[1:-1], "[key]")
+        kept = re.sub("[\ud800-\udfff]", "\ufffd", kept)
+        return reply if kept == text else json.loads(kept)
 
     def _what_happened(self, error: Exception) -> str:
         import openai
@@ -123,14 +184,36 @@ def _public(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
-def text_of(response: dict[str, Any]) -> str:
-    """The text of a raw response's first choice. Raises ModelError if there is none, or if it was cut off."""
-    choices = response.get("choices") or [{}]
-    message = choices[0].get("message") or {}
-    if choices[0].get("finish_reason") == "length":
+def number_from_env(name: str) -> float | None:
+    """The number in an environment variable, above or at 0; None when it is not set. Raises ModelError."""
+    said = os.environ.get(name, "").strip()
+    if not said:
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?", said):
+        raise ModelError(f"{name} is no number ({said[:40]!r}); set it to one like 2.5, or leave it out")
+    return float(said)
+
+
+def tokens_of(response: dict[str, Any]) -> dict[str, int]:
+    """What a raw response says it used: prompt_tokens and completion_tokens (0 where it doesn't), and 1 request."""
+    said = response.get("usage")
+    used = said if isinstance(said, dict) else {}
+    counts = {name: used.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    return {name: count if isinstance(count, int) else 0 for name, count in counts.items()} | {"requests": 1}
+
+
+def text_of(response: dict[str, Any], cut: bool = False) -> str:
+    """The text of a raw response's first choice. Raises ModelError if there is none.
+
+    A text that was cut off at the token limit is an error too, unless `cut` says to take it.
+    """
+    choices = response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    message = first["message"] if isinstance(first.get("message"), dict) else {}
+    if first.get("finish_reason") == "length" and not cut:
         raise ModelError("the reply was cut off at the token limit; raise max_tokens or ask for less")
     if not isinstance(message.get("content"), str) or not message["content"].strip():
-        cause = message.get("refusal") or response.get("error") or f"finish_reason {choices[0].get('finish_reason')}"
+        cause = message.get("refusal") or response.get("error") or f"finish_reason {first.get('finish_reason')}"
         raise ModelError(f"the reply holds no text ({str(cause)[:200]}); ask again or use another model")
     return str(message["content"])
 
@@ -150,7 +233,7 @@ def json_of(text: str) -> Any:
         meant = (kind == "{" and rest == '"') or (kind == "[" and rest in ("{", "[", '"'))
         try:
             value, end = decoder.raw_decode(text, start)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of thousands of digits
             if meant:
                 where = _place(text, error.pos if isinstance(error, json.JSONDecodeError) else start)
                 begun = _place(text, start)

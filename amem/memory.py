@@ -11,7 +11,7 @@ import numpy as np
 
 from amem import embed, graph, runs, trace, view
 from amem.embed import Embedder, Floats
-from amem.extract import Known, extract
+from amem.extract import Drafts, Known, extract
 from amem.graph import LayeredGraph
 from amem.notes import Note, Scope, Turn
 from amem.store import Store, StoreError, TurnResult
@@ -122,14 +122,17 @@ class Memory:
             self.store.bind(self._embedder)
         return self._embedder
 
-    def add(self, turn: Turn, events: Mapping[str, str] | None = None) -> TurnResult:
-        """Extract the notes of `turn` and store them with the turn, in one transaction. Returns what was stored."""
+    def add(self, turn: Turn, events: Mapping[str, str] | None = None, drafts: Drafts | None = None) -> TurnResult:
+        """Extract the notes of `turn` and store them with the turn, in one transaction. Returns what was stored.
+
+        By rules, unless `drafts` holds the notes (as `ask.drafts` makes them of a model's reply).
+        """
         self.store.bind(self.embedder)
         if self._known is None:
             notes = self.store.notes()
             self._known = Known(notes, self.store.vectors([note.id for note in notes]))
         try:
-            result = extract(turn, self._known, self.embedder, events)
+            result = extract(turn, self._known, self.embedder, events, drafts)
             self.store.add(result, self.store.next_seq())
         except BaseException:
             self._known = None  # it may hold notes that were not stored

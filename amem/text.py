@@ -9,6 +9,7 @@ import regex
 Span = tuple[int, int]
 
 _HAN = r"\p{Script=Han}"
+_IS_HAN = regex.compile(_HAN)  # compiled once: it is asked of every term
 _ABBREVIATION = regex.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|no|vs|etc|approx|ref|tel|inc|ltd|co|dept|e\.g|i\.e|a\.m|p\.m|jan|feb|mar|apr|jun|jul|aug"
     r"|sep|sept|oct|nov|dec|s|art|reg|para)|\b[A-Z])\.$",
@@ -68,7 +69,7 @@ def terms(text: str) -> list[str]:
     """
     out: list[str] = []
     for word in _TERM.findall(fold(text)):
-        if regex.match(_HAN, word):
+        if _IS_HAN.match(word):
             out += [*word, *(word[i : i + 2] for i in range(len(word) - 1))]
         elif word not in _STOP_EN:
             out.append(word.replace(",", "").rstrip("'’"))
@@ -77,4 +78,4 @@ def terms(text: str) -> list[str]:
 
 def term_set(text: str) -> frozenset[str]:
     """Distinct terms that say what a text is about: single Han characters say little and are left out."""
-    return frozenset(t for t in terms(text) if len(t) > 1 or not regex.match(_HAN, t))
+    return frozenset(t for t in terms(text) if len(t) > 1 or not _IS_HAN.match(t))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from endpoint import Endpoint
 
 from amem import embed
 from amem.embed import Embedder
@@ -26,3 +29,24 @@ def locomo() -> Path:
     if not path.exists():
         pytest.skip(f"LoCoMo is not there ({path}); set AMEM_DATA to the folder that holds locomo/data/locomo10.json")
     return path
+
+
+@pytest.fixture(autouse=True)
+def no_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks the endpoint of whoever runs it."""
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "AMEM_MODEL", "AMEM_PRICE_IN", "AMEM_PRICE_OUT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+    thread.join(5)
+    assert not thread.is_alive()

@@ -5,77 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from endpoint import Endpoint, answer
 
 from amem.llm import Client, ModelError, json_of, text_of
 
 KEY = "sk-secret-0123456789"
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-
-
-def answer(content: str | None, finish: str = "stop") -> dict[str, Any]:
-    message = {"role": "assistant", "content": content}
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    return {"id": "r1", "choices": [{"index": 0, "message": message, "finish_reason": finish}], "usage": usage}
-
-
-class Endpoint(ThreadingHTTPServer):
-    """Plays its script of (status, headers, body or seconds to hang), the last for ever; keeps what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.script: list[tuple[int, dict[str, str], Any]] = [(200, {}, answer("hello"))]
-        self.asked: list[dict[str, Any]] = []
-        self.released = threading.Event()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Endpoint
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.asked.append({"path": self.path, "key": self.headers["Authorization"], "body": body})
-        status, headers, reply = self.server.script[min(len(self.server.asked), len(self.server.script)) - 1]
-        if isinstance(reply, float):
-            self.server.released.wait(reply)
-            return
-        data = reply.encode() if isinstance(reply, str) else json.dumps(reply).encode()
-        self.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = Endpoint()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    yield server
-    server.released.set()
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
-    assert not thread.is_alive()
 
 
 def test_a_reply_comes_back_as_the_endpoint_sent_it(endpoint: Endpoint) -> None:
@@ -208,6 +149,49 @@ def test_from_env_is_none_without_key_and_address(monkeypatch: pytest.MonkeyPatc
     assert endpoint.asked[0]["body"]["model"] == "local"
 
 
+def test_an_endpoint_that_refuses_schemas_is_sent_no_more_of_them(endpoint: Endpoint) -> None:
+    endpoint.script = [(400, {}, {"error": {"message": "no response_format here"}}), (200, {}, answer("{}"))]
+    client = Client(endpoint.url, KEY, retries=0)
+    for _ in range(3):
+        client.complete({**ASK, "response_format": SCHEMA})
+    assert ["response_format" in asked["body"] for asked in endpoint.asked] == [True, False, False, False]
+
+
+def test_an_answer_that_is_no_json_is_asked_for_once_more(endpoint: Endpoint) -> None:
+    endpoint.script = [(200, {}, '{"choices": ['), (200, {}, answer("whole"))]
+    assert text_of(Client(endpoint.url, KEY, retries=3).complete(ASK)) == "whole"
+
+
+def test_what_a_reply_cannot_hold_in_a_file_is_put_right(endpoint: Endpoint) -> None:
+    endpoint.script = [(200, {}, json.dumps({**answer("half \ud83d"), "echo": f"Bearer {KEY}"}))]
+    reply = Client(endpoint.url, KEY, retries=0).complete(ASK)
+    assert text_of(reply) == "half \ufffd" and reply["echo"] == "Bearer [key]"
+    endpoint.script = [(200, {}, '{"choices":' + "[" * 5000 + "]" * 5000 + "}")]
+    with pytest.raises(ModelError, match="something other than a JSON object"):
+        Client(endpoint.url, KEY, retries=0).complete(ASK)
+
+
+def test_work_runs_at_once_and_comes_back_in_order() -> None:
+    client, begun = Client(concurrency=8), time.monotonic()
+
+    def work(number: int) -> int:
+        time.sleep(0.2 if number % 8 == 0 else 0.02)
+        return number
+
+    ready = list(client.in_order(work, range(32), most=4))
+    assert [number for some in ready for number in some] == list(range(32))
+    assert {len(some) for some in ready} >= {1, 4} and max(len(some) for some in ready) == 4
+    assert time.monotonic() - begun < 1.0  # one after the other it is 1.36 s
+
+
+@pytest.mark.parametrize(("name", "value"), [("AMEM_TIMEOUT", "soon"), ("AMEM_CONCURRENCY", "-3")])
+def test_a_setting_that_is_no_number_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ModelError, match=f"{name} is no number"):
+        Client.from_env()
+
+
 def test_importing_the_room_imports_no_openai() -> None:
     check = "import sys, amem.llm; amem.llm.Client('http://127.0.0.1:9'); sys.exit('openai' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
@@ -221,6 +205,9 @@ def test_importing_the_room_imports_no_openai() -> None:
         {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]},
         {"choices": [{"message": {"content": "  "}, "finish_reason": "content_filter"}]},
         {"error": {"message": "overloaded"}},
+        {"choices": "none"},
+        {"choices": [None]},
+        {"choices": [{"message": "hello"}]},
     ],
 )
 def test_a_response_without_text_is_an_error(response: dict[str, Any]) -> None:
@@ -287,6 +274,11 @@ def test_two_different_answers_are_an_error() -> None:
 def test_a_reply_without_json_is_an_error(reply: str) -> None:
     with pytest.raises(ModelError, match="holds no JSON between line 1, column 1 and"):
         json_of(reply)
+
+
+def test_a_number_of_thousands_of_digits_is_an_error_and_not_a_crash() -> None:
+    with pytest.raises(ModelError, match="breaks at"):
+        json_of('{"a": ' + "9" * 5000 + "}")
 
 
 def test_hostile_nesting_is_an_error_and_not_a_crash() -> None:

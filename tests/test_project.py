@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 ROOMS = sorted(p.stem for p in (ROOT / "amem").glob("*.py") if not p.stem.startswith("__"))
 
 # Who may import whom: a room may use those before it (DESIGN: data moves down, nobody imports upwards).
-ORDER = ["notes", "text", "cues", "embed", "llm", "levels", "store", "story", "generate", "scopes", "evolve", "extract",
-         "arith", "sketch", "kernel", "edges", "graph", "hnsw", "navigator", "trace", "evaluate", "view", "runs",
-         "memory", "pipeline", "datasets", "bench", "cli"]  # fmt: skip
+ORDER = ["notes", "text", "cues", "embed", "llm", "levels", "store", "story", "generate", "scopes", "evolve",
+         "extract", "ground", "ask", "arith", "sketch", "kernel", "edges", "graph", "hnsw", "navigator", "trace",
+         "evaluate", "view", "runs", "replies", "memory", "pipeline", "datasets", "bench", "cli"]  # fmt: skip
 
 
 def test_environment_yml_lists_what_pyproject_lists() -> None:

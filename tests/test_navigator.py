@@ -144,7 +144,7 @@ def test_slack_beats_ef_on_evaluations_and_sketches_beat_both() -> None:
 
 
 def recall(g: LayeredGraph, queries: np.ndarray, ef: int) -> float:
-    data = bench.arrays("now", g.vectors, queries)
+    data = datasets.arrays("now", g.vectors, queries)
     return bench.recall_of(kernel.search_many(g, queries, 10, ef)[0], data.truth)
 
 

@@ -33,6 +33,7 @@ MODES: tuple[tuple[int, bool, str], ...] = (
 )
 TAILS = (8, 0, 1, 4, 16)
 L2_MODES = 6
+LINE = 64  # bytes
 intrinsic: Callable[[Any], Any] = extending.intrinsic  # called from compiled code with one argument fewer
 
 
@@ -135,7 +136,7 @@ def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, rows: Any, i: Any) -> Any:
-    """Ask the processor for row `i` of a C-ordered table before it is needed: its first two cache lines."""
+    """Ask the processor for the whole row `i` of a C-ordered table before it is needed."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         table = context.make_array(signature.args[0])(context, builder, args[0])
@@ -144,9 +145,9 @@ def prefetch(typingctx: Any, rows: Any, i: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         ask = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         first = builder.bitcast(builder.gep(table.data, [builder.mul(args[1], width)]), byte)
-        for line in (0, 64):
-            at = builder.gep(first, [ir.Constant(ir.IntType(64), line)])
-            builder.call(ask, [at, number(0), number(3), number(1)])
+        size = builder.mul(width, table.itemsize)
+        with cgutils.for_range_slice(builder, width.type(0), size, width.type(64), width.type) as (at, _):
+            builder.call(ask, [builder.gep(first, [at]), number(0), number(3), number(1)])
         return context.get_dummy_value()
 
     return types.none(rows, types.int64), codegen
@@ -214,6 +215,14 @@ def _candidates(metric: str, dim: int) -> list[Scheme]:
     tails = TAILS if stop < dim else (1,)
     found = [(mode, stop, tail) for mode in modes for tail in tails]
     return found + [(0 if metric == "l2" else L2_MODES, 0, tail) for tail in TAILS]
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An empty array that starts at a cache line: a row of 64 bytes or more then takes no line more than it must."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    room = np.empty(size + LINE, np.uint8)
+    start = -room.ctypes.data % LINE
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 def plain(metric: str, dim: int) -> Scheme:

@@ -6,7 +6,9 @@ Python's heapq), so that ties are resolved as hnswlib and `trace.search` resolve
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numba
 import numpy as np
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[Any]
 Bits = npt.NDArray[np.uint64]
+
+_rows: WeakKeyDictionary[LayeredGraph, Ints] = WeakKeyDictionary()
 
 
 @numba.njit(cache=True)
@@ -72,6 +76,8 @@ def descend(
             improved = False
             origin = here
             for at in range(indptr[level, origin], indptr[level, origin + 1]):
+                prefetch(vectors, indices[at])
+            for at in range(indptr[level, origin], indptr[level, origin + 1]):
                 point = indices[at]
                 d = distance(q, vectors, point, scheme)
                 evaluations += 1
@@ -80,11 +86,21 @@ def descend(
     return here, near, evaluations
 
 
+@numba.njit(cache=True)
+def _bound(best_keys: Floats, kept: int, ef: int, slack: float) -> float:
+    """Points farther than this are not taken up; see `trace.search`. A negative slack stands for none."""
+    if kept < ef:
+        return math.inf
+    worst = float(best_keys[0])
+    return worst if slack < 0 else (1 + slack) * max(worst, 0.0)
+
+
 @numba.njit(cache=True, nogil=True)
 def _search(
     vectors: Floats,
     indptr: Ints,
     indices: Ints,
+    slots: Ints,
     entry: int,
     hidden: npt.NDArray[np.bool_],
     again: bool,
@@ -107,8 +123,7 @@ def _search(
     seen = np.zeros(n, np.int32)
     open_keys, open_items = np.empty(n + 1, np.float32), np.empty(n + 1, np.int32)
     best_keys, best_items = np.empty(ef + 2, np.float32), np.empty(ef + 2, np.int32)
-    links = indptr[0]
-    fresh = np.empty(max(1, np.max(links[1:] - links[:-1])), np.int64)
+    fresh = np.empty(slots.shape[1], np.int64)
     guesses = np.empty(fresh.size, np.float32)
     any_hidden, sketched = hidden.size > 0, bits.size > 0
     ask, ask_length = bits[0] if sketched else np.zeros(0, np.uint64), np.float32(0)
@@ -123,18 +138,18 @@ def _search(
         if not (any_hidden and hidden[here]):
             best_keys[0], best_items[0], kept = near, here, 1
             evaluations += again
-        while opened > 0:
-            limit = np.inf
-            if kept >= ef:
-                limit = np.float64(best_keys[0]) if slack < 0 else (1 + slack) * max(np.float64(best_keys[0]), 0.0)
-            if -open_keys[0] > limit:
-                break
+        limit = _bound(best_keys, kept, ef, slack)
+        while opened > 0 and not -open_keys[0] > limit:
             here = open_items[0]
             pop(open_keys, open_items, opened)
             opened -= 1
+            if opened > 0:
+                prefetch(slots, open_items[0])
             new = 0
-            for at in range(links[here], links[here + 1]):
-                point = indices[at]
+            for at in range(slots.shape[1]):
+                point = slots[here, at]
+                if point < 0:
+                    break
                 if seen[point] != stamp:
                     seen[point] = stamp
                     fresh[new] = point
@@ -143,21 +158,20 @@ def _search(
                         prefetch(bits, point)
                     else:
                         prefetch(vectors, point)
-            guessed = sketched and kept >= ef
-            if guessed:
+            if sketched:
+                likely = 0
                 for at in range(new):
-                    guesses[at] = guess(bits, lengths, fresh[at], ask, ask_length, cosines)
-                    if guesses[at] <= limit:
-                        prefetch(vectors, fresh[at])
+                    point = fresh[at]
+                    guessed = guess(bits, lengths, point, ask, ask_length, cosines)
+                    if not guessed > limit:
+                        fresh[likely], guesses[likely] = point, guessed
+                        likely += 1
+                        prefetch(vectors, point)
+                new = likely
             for at in range(new):
+                if sketched and guesses[at] > limit:  # the bound has tightened since
+                    continue
                 point = fresh[at]
-                if kept >= ef:
-                    limit = np.float64(best_keys[0]) if slack < 0 else (1 + slack) * max(np.float64(best_keys[0]), 0.0)
-                    if sketched:
-                        if not guessed:
-                            guesses[at] = guess(bits, lengths, point, ask, ask_length, cosines)
-                        if guesses[at] > limit:
-                            continue
                 d = distance(q, vectors, point, scheme)
                 evaluations += 1
                 if kept >= ef and not d < limit:
@@ -172,6 +186,7 @@ def _search(
                     if kept > ef:
                         pop(best_keys, best_items, kept)
                         kept -= 1
+                    limit = _bound(best_keys, kept, ef, slack)
         while kept > k:
             pop(best_keys, best_items, kept)
             kept -= 1
@@ -202,7 +217,7 @@ def search_many(
     rows = np.atleast_2d(np.asarray(queries))
     if len(graph) == 0:
         return np.full((len(rows), k), -1), np.full((len(rows), k), np.inf, np.float32), np.zeros(len(rows), np.int64)
-    prepared = graph.prepare(rows).astype(np.float32)
+    prepared = _prepared(graph, rows)
     hidden = np.zeros(len(graph) if graph.deleted else 0, dtype=bool)
     hidden[list(graph.deleted)] = True
     indptr, indices = graph.flat
@@ -215,6 +230,7 @@ def search_many(
         graph.vectors,
         indptr,
         indices,
+        _slots(graph),
         graph.entry,
         hidden,
         graph.kind == "hnswlib",
@@ -228,6 +244,38 @@ def search_many(
         lengths,
         *asked,
     )
+
+
+def _slots(graph: LayeredGraph) -> Ints:
+    """Level-0 links in rows of one width, -1 behind the last: (n, w), made once a graph.
+
+    w is a power of two, so that a row of up to 16 links lies within a cache line.
+    """
+    rows = _rows.get(graph)
+    if rows is None:
+        indptr, indices = graph.links[0]
+        degree = np.diff(indptr)
+        rows = arith.aligned((len(graph), 1 << max(0, int(degree.max()) - 1).bit_length()), np.int32)
+        rows[:] = -1
+        rows[np.arange(rows.shape[1]) < degree[:, None]] = indices
+        _rows[graph] = rows
+    return rows
+
+
+def _prepared(graph: LayeredGraph, rows: npt.NDArray[Any]) -> Floats:
+    """`graph.prepare` in float32, without its passes in double precision where the rows are plainly in order."""
+    if (
+        graph.kind != "article"
+        and rows.dtype == np.float32
+        and rows.ndim == 2
+        and rows.shape[1] == graph.vectors.shape[1]
+    ):
+        power = np.einsum("ij,ij->i", rows, rows)
+        if np.isfinite(power).all() and power.all():
+            from amem import hnsw
+
+            return hnsw.prepare(graph, rows)
+    return graph.prepare(rows).astype(np.float32)
 
 
 @numba.njit(cache=True)

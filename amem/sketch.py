@@ -15,7 +15,9 @@ from typing import Any
 import numba
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from amem import arith
 
@@ -51,14 +53,31 @@ class Sketch:
         return asked.bits, asked.lengths, np.cos(np.pi * np.arange(size + 1) / size).astype(np.float32)
 
 
+@arith.intrinsic
+def _signs(typingctx: Any, row: Any, start: Any) -> Any:
+    """One bit for each of the 64 numbers from `start` on: whether it is above 0."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.FloatType(), 64)
+        at = builder.gep(context.make_array(signature.args[0])(context, builder, args[0]).data, [args[1]])
+        values = builder.load(builder.bitcast(at, vector.as_pointer()), align=4, typ=vector)
+        above = builder.fcmp_ordered(">", values, ir.Constant(vector, None))
+        return builder.bitcast(above, ir.IntType(64))
+
+    return types.uint64(row, types.int64), codegen
+
+
 @numba.njit(cache=True)
-def _rotate(rows: Floats, flips: Floats) -> None:
-    """Turn each row in place: per round sign flips, butterflies over strides of 8 and more (they run in vector
+def _sketch(vectors: Floats, mean: Floats, flips: Floats, bits: Bits, lengths: Floats, scheme: arith.Scheme) -> None:
+    """Sketch each row. The rotation: per round sign flips, butterflies over strides of 8 and more (they run in vector
     registers), then a transposition that makes the low strides high for the next round."""
-    size = rows.shape[1]
-    spare = np.empty(size, np.float32)
-    for at in range(rows.shape[0]):
-        row = rows[at]
+    d, size = mean.size, flips.shape[1]
+    row, spare = np.empty(size, np.float32), np.empty(size, np.float32)
+    for at in range(vectors.shape[0]):
+        lengths[at] = np.sqrt(arith.distance(mean, vectors, at, scheme))
+        for j in range(d):
+            row[j] = vectors[at, j] - mean[j]
+        row[d:] = 0
         for turn in range(flips.shape[0]):
             for j in range(size):
                 row[j] *= flips[turn, j]
@@ -73,7 +92,9 @@ def _rotate(rows: Floats, flips: Floats) -> None:
                 half *= 2
             for j in range(size):
                 spare[(j % 8) * (size // 8) + j // 8] = row[j]
-            row[:] = spare
+            row, spare = spare, row
+        for word in range(size // 64):
+            bits[at, word] = _signs(row, 64 * word)
 
 
 def make(vectors: Floats, mean: Floats | None = None) -> Sketch:
@@ -83,13 +104,8 @@ def make(vectors: Floats, mean: Floats | None = None) -> Sketch:
         mean = vectors.mean(axis=0, dtype=np.float64).astype(np.float32) if n else np.zeros(d, np.float32)
     size = max(64, 1 << (d - 1).bit_length())
     flips = np.random.default_rng(0).choice(np.array([-1, 1], dtype=np.float32), size=(2, size))
-    bits, lengths = np.empty((n, size // 64), np.uint64), np.empty(n, np.float32)
-    for start in range(0, n, 4096):
-        rows = np.zeros((min(4096, n - start), size), np.float32)
-        rows[:, :d] = vectors[start : start + 4096] - mean
-        lengths[start : start + 4096] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-        _rotate(rows, flips)
-        bits[start : start + 4096] = np.packbits(rows > 0, axis=1).view(np.uint64)
+    bits, lengths = arith.aligned((n, size // 64), np.uint64), np.empty(n, np.float32)
+    _sketch(vectors, mean, flips, bits, lengths, arith.plain("l2", d))
     return Sketch(bits, lengths, mean)
 
 
@@ -98,13 +114,40 @@ def _ones(typingctx: Any, word: Any) -> Any:
     return types.uint64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
 
 
+@arith.intrinsic
+def _differing(typingctx: Any, bits: Any, i: Any, q: Any) -> Any:
+    """Number of bits in which row `i` differs from `q`, 8 words at a time."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        table = context.make_array(signature.args[0])(context, builder, args[0])
+        width = cgutils.unpack_tuple(builder, table.shape)[1]
+        own = builder.gep(table.data, [builder.mul(args[1], width)])
+        asked = context.make_array(signature.args[2])(context, builder, args[2]).data
+        words = ir.VectorType(ir.IntType(64), 8)
+        count = cgutils.get_or_insert_function(builder.module, ir.FunctionType(words, [words]), "llvm.ctpop.v8i64")
+        kind = ir.FunctionType(ir.IntType(64), [words])
+        add_up = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.add.v8i64")
+        cell = cgutils.alloca_once_value(builder, ir.Constant(words, None))
+        with cgutils.for_range_slice(builder, width.type(0), width, width.type(8), width.type) as (at, _):
+            x, y = (
+                builder.load(builder.bitcast(builder.gep(p, [at]), words.as_pointer()), align=8, typ=words)
+                for p in (own, asked)
+            )
+            builder.store(builder.add(builder.load(cell), builder.call(count, [builder.xor(x, y)])), cell)
+        return builder.call(add_up, [builder.load(cell)])
+
+    return types.uint64(bits, types.int64, q), codegen
+
+
 @numba.njit(cache=True)
 def guess(bits: Bits, lengths: Floats, point: int, q: Bits, length: np.float32, cosines: Floats) -> np.float32:
     """Estimated cosine distance (half the squared Euclidean one) of a sketched query to a point."""
     differing = np.uint64(0)
-    own = bits[point]
-    for word in range(q.size):
-        differing += _ones(own[word] ^ q[word])
+    if q.size % 8:
+        for word in range(q.size):
+            differing += _ones(bits[point, word] ^ q[word])
+    else:
+        differing = _differing(bits, point, q)
     a, b = length, lengths[point]
     return np.float32(0.5) * (a * a + b * b) - a * b * cosines[differing]
 

@@ -134,15 +134,21 @@ def navigator(data: Data, caps: Sequence[int] = (4, 8, 16)) -> Iterator[System]:
         yield _in_hnswlib("navigator in hnswlib", g.to_hnswlib(), g, data, cap, cpu, m)
 
 
-def hnswlib(data: Data, ms: Sequence[int] = (4, 8, 16)) -> Iterator[System]:
-    """hnswlib itself (ef_construction 200), and the adaptive stop on its graph."""
+def _hnswlib_index(base: Floats, m: int) -> Any:
+    """An index of these vectors (n, d), the same on every call."""
     import hnswlib as library
 
+    index = library.Index("cosine", base.shape[1])
+    index.init_index(len(base), M=m, ef_construction=EF_CONSTRUCTION, random_seed=SEED)
+    index.add_items(base, num_threads=1)
+    return index
+
+
+def hnswlib(data: Data, ms: Sequence[int] = (4, 8, 16)) -> Iterator[System]:
+    """hnswlib itself (ef_construction 200), and the adaptive stop on its graph."""
     for m in ms:
         start = time.process_time()
-        index = library.Index("cosine", data.base.shape[1])
-        index.init_index(len(data.base), M=m, ef_construction=EF_CONSTRUCTION, random_seed=SEED)
-        index.add_items(data.base, num_threads=1)
+        index = _hnswlib_index(data.base, m)
         cpu = time.process_time() - start
         g = graph.from_hnswlib(index)
         yield _in_hnswlib(f"hnswlib M={m}", index, g, data, 2 * m, cpu, m)
@@ -293,16 +299,11 @@ def found_rows(vectors: npt.ArrayLike, sizes: Sequence[int] = (50, 200, 1000, 20
     For the article's graph with its own stop rule and with the proper one, hnswlib M=4, and ours at cap 8, over the
     first n of `vectors` (n, d). A note counts when it is among the ef results. Columns: n, system, found.
     """
-    import hnswlib as library
-
     rows: list[Row] = []
     for n in sizes:
         part = unit_rows(vectors)[:n]
-        index = library.Index("cosine", part.shape[1])
-        index.init_index(len(part), M=4, ef_construction=EF_CONSTRUCTION, random_seed=SEED)
-        index.add_items(part, num_threads=1)
         graphs: dict[str, LayeredGraph] = {
-            "hnswlib M=4": graph.from_hnswlib(index),
+            "hnswlib M=4": graph.from_hnswlib(_hnswlib_index(part, 4)),
             "navigator, degree 8": graph.navigator(part),
         }
         if n <= ARTICLE_MOST:

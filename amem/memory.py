@@ -234,12 +234,16 @@ class Memory:
             for (i, j), levels in sorted(pairs.items())
         ]  # fmt: skip
         layers = [
-            {"level": level, "nodes": int(np.sum(built.levels >= level)), "edges": len(list(built.edges(level)))}
+            {
+                "level": level,
+                "nodes": int(np.sum(built.levels >= level)),
+                "edges": sum(level in e["levels"] for e in edges),
+            }
             for level in range(built.max_level + 1)
         ]
         params = {
             "kind": built.kind, **built.params, "entry": built.ids[built.entry] if notes else None,
-            "max_level": built.max_level, "n": len(notes), "total": len(self.store.notes()), "limit": limit,
+            "max_level": built.max_level, "n": len(notes), "total": self.store.note_count(), "limit": limit,
             "session_id": session_id, "memory_scope": None if memory_scope is None else Scope(memory_scope).value,
         }  # fmt: skip
         return {"nodes": nodes, "edges": edges, "layers": layers, "params": params}

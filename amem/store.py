@@ -314,6 +314,9 @@ class Store:
         )
         return [Note.model_validate_json(body) for (body,) in rows]
 
+    def note_count(self) -> int:
+        return self._db.execute("SELECT count(*) FROM notes").fetchone()[0]
+
     def note(self, note_id: str) -> Note:
         row = self._db.execute("SELECT body FROM notes WHERE id = ?", (note_id,)).fetchone()
         if row is None:
